@@ -142,6 +142,19 @@ def one_device(monkeypatch):
 
 
 @pytest.fixture
+def loaded_on_one_device(monkeypatch):
+    """Runs are loaded, and models imported, on one device, whatever their meshes."""
+    import jax
+
+    from lrkv_jax.distributed.mesh import make_mesh
+    from lrkv_jax.interop import importing
+    from lrkv_jax.training import restore
+
+    for room in (restore, importing):
+        monkeypatch.setattr(room, "make_mesh", lambda mesh: make_mesh(mesh, jax.devices()[:1]))
+
+
+@pytest.fixture
 def tiny(tmp_path, pages):
     """A function (*overrides) → the quickstart run, shrunk to seconds, in its own directory."""
     from lrkv_jax.config import load_config

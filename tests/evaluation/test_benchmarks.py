@@ -12,15 +12,14 @@ import jax
 import numpy as np
 import pytest
 from support.hand_built import a_run, calling_run, follows, language_model, says
+from support.meshes import mesh_of
 from support.variants import random_tokens
 
-from lrkv_jax.config import MeshConfig
 from lrkv_jax.config.schema import MixtureConfig, MixturePart
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.data.tasks.humaneval import Program
 from lrkv_jax.data.tokenizer import load_tokenizer
-from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.benchmark import BenchmarkSettings, Questions, questions
 from lrkv_jax.evaluation.evaluate import BENCHMARKS, questions_of
@@ -85,8 +84,7 @@ def test_likelihoods_depend_on_neither_batch_nor_devices():
 
     alone = log_ps(1)
     assert np.ptp(alone) > 1, "likelihoods do not depend on the text"
-    eight = make_mesh(MeshConfig(data=8, fsdp=1))
-    np.testing.assert_allclose(log_ps(16, eight), alone, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(log_ps(16, mesh_of(data=8)), alone, rtol=0, atol=1e-5)
 
 
 def test_likelihoods_are_the_whole_sequence_forwards():

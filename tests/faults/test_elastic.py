@@ -6,9 +6,8 @@
 import jax
 import numpy as np
 import pytest
+from support.meshes import mesh_of
 
-from lrkv_jax.config import MeshConfig
-from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.checkpointing.fingerprint import named
 from lrkv_jax.training.state import abstract_state, checkpoint_items, init_state, resolve
@@ -20,16 +19,10 @@ MESHES = [
 ]  # fmt: skip
 
 
-def mesh_of(sizes):
-    names = ("data", "fsdp", "context", "tensor")
-    devices = jax.devices()[: int(np.prod(sizes))]
-    return make_mesh(MeshConfig(**dict(zip(names, sizes, strict=True))), devices)
-
-
 @pytest.mark.faults
 def test_a_state_passes_through_seven_mesh_changes_without_losing_a_bit(tiny, tmp_path):
     config = resolve(tiny("attention=lrkv"))
-    state = init_state(config, mesh_of(MESHES[0]))
+    state = init_state(config, mesh_of(*MESHES[0]))
     rng = np.random.default_rng(0)
     items = jax.tree.map(
         lambda x: jax.device_put(rng.normal(size=x.shape).astype(x.dtype), x.sharding)
@@ -43,7 +36,7 @@ def test_a_state_passes_through_seven_mesh_changes_without_losing_a_bit(tiny, tm
             checkpoints.save(step, items, {})
             checkpoints.wait()
             prints.append(checkpoints.manifest(step)["arrays"])
-            abstract = checkpoint_items(abstract_state(config, mesh_of(sizes)))
+            abstract = checkpoint_items(abstract_state(config, mesh_of(*sizes)))
             _, items = checkpoints.restore(abstract, step)
         for name, leaf in named(items).items():
             np.testing.assert_array_equal(np.asarray(leaf), truth[name])

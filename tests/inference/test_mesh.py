@@ -11,10 +11,9 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from support.engines import PROMPTS, assert_greedy, engine_of, program_counts, whole_logits
 from support.marks import quick
+from support.meshes import mesh_of
 from support.variants import ALL, FIVE, PRETRAINED, error
 
-from lrkv_jax.config import MeshConfig
-from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import programs
 from lrkv_jax.inference.pages import PAGE
@@ -24,6 +23,7 @@ from lrkv_jax.models.attention import GQA
 NEW = 7
 EXACT = 1e-5  # float32, relative to the logits' scale
 ROUNDED = 0.02  # an int8 cache
+EIGHT = 2, 2, 1, 2  # over data, fsdp, context and tensor
 ROWS = ("data", "fsdp")
 # What heads share is whole on each tensor shard; what is a head's own is split.
 PLACES = {
@@ -40,11 +40,6 @@ PLACES = {
 }
 
 
-def mesh_of(data, fsdp, tensor):
-    devices = jax.devices()[: data * fsdp * tensor]
-    return make_mesh(MeshConfig(data=data, fsdp=fsdp, tensor=tensor), devices)
-
-
 # GQA's heads are split as MHA's are.
 LINES = {name: entry for name, entry in FIVE.items() if name != "mha"} | {
     name: ALL[name] for name in ("mla-full-rank", "lrkv-joint-groups", "lrkv-latent-groups")
@@ -58,7 +53,7 @@ LINES = {name: entry for name, entry in FIVE.items() if name != "mha"} | {
 def test_eight_devices_say_what_the_forward_says_each_from_its_share_of_the_cache(name, cache):
     model = {"kv_cache_dtype": cache, **(PRETRAINED if name in ("gqa", "mla-full-rank") else {})}
     before = program_counts()
-    engine = engine_of(LINES[name], mesh=mesh_of(2, 2, 2), model=model)
+    engine = engine_of(LINES[name], mesh=mesh_of(*EIGHT), model=model)
     text = engine.generate(PROMPTS, NEW)
     if cache == "auto":
         assert_greedy(engine.config, PROMPTS, text)
@@ -96,7 +91,7 @@ def test_a_kernel_is_called_with_one_devices_sequences_heads_and_cache(
     name, kernel, cached, monkeypatch
 ):
     """No compiler can split a Mosaic kernel: it must be called on what is already split."""
-    engine = engine_of(FIVE[name], mesh=mesh_of(2, 2, 2))
+    engine = engine_of(FIVE[name], mesh=mesh_of(*EIGHT))
     module = sys.modules[type(engine.calls.model.blocks[0].attention).__module__]
     call, seen = getattr(module, kernel), []
 
@@ -121,7 +116,7 @@ def steps_arguments(engine):
 @pytest.mark.parametrize("decoded", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_key_value_heads_that_tensor_does_not_divide_stay_whole_and_it_is_said(caplog, decoded):
     with caplog.at_level(logging.WARNING, "lrkv_jax.inference"):
-        engine = engine_of(GQA(kv_heads=2), mesh=mesh_of(1, 1, 4))
+        engine = engine_of(GQA(kv_heads=2), mesh=mesh_of(tensor=4))
     assert "mesh.tensor = 4 does not divide the key/value heads" in caplog.text
     if decoded:
         assert_greedy(engine.config, PROMPTS, engine.generate(PROMPTS, NEW))
@@ -132,7 +127,7 @@ def test_key_value_heads_that_tensor_does_not_divide_stay_whole_and_it_is_said(c
 @pytest.mark.slow
 def test_a_batch_that_the_mesh_does_not_divide_is_filled_up_and_the_mesh_in_use_is_taken():
     alone = engine_of(FIVE["lrkv"], batch=3).generate(PROMPTS[:3], NEW)
-    with jax.set_mesh(mesh_of(2, 1, 2)):
+    with jax.set_mesh(mesh_of(data=2, tensor=2)):
         engine = engine_of(FIVE["lrkv"], batch=3)
     assert engine.mesh.shape["tensor"] == 2 and engine.batch == 4
     assert engine.generate(PROMPTS[:3], NEW) == alone
@@ -143,7 +138,7 @@ def test_a_batch_that_the_mesh_does_not_divide_is_filled_up_and_the_mesh_in_use_
 
 @pytest.mark.slow
 def test_on_a_mesh_too_pages_that_were_swapped_out_come_back_as_they_were():
-    engine = engine_of(FIVE["lrkv"], mesh=mesh_of(2, 2, 2), length=192, pages=3 * 4, draft_tokens=3)
+    engine = engine_of(FIVE["lrkv"], mesh=mesh_of(*EIGHT), length=192, pages=3 * 4, draft_tokens=3)
     prompts = [2 * prompt[:48] for prompt in PROMPTS]  # what is looked up is found
     texts = engine.generate(prompts * 2, 80)
     assert engine.calls.accepted > 10
@@ -167,8 +162,8 @@ def test_on_a_mesh_too_pages_that_were_swapped_out_come_back_as_they_were():
 @pytest.mark.parametrize(
     ("mesh", "message"),
     [
-        (lambda: mesh_of(1, 1, 8), "mesh.tensor = 8 does not divide model.heads = 4: use one of 1"),
-        (lambda: mesh_of(2, 2, 2), "decode_kernel = interpret does not run on several"),
+        (lambda: mesh_of(tensor=8), "mesh.tensor = 8 does not divide model.heads = 4: use one of"),
+        (lambda: mesh_of(*EIGHT), "decode_kernel = interpret does not run on several"),
         (lambda: jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,)), "a mesh of axes x: "),
     ],
 )

@@ -2,10 +2,8 @@
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from support.chat_folders import FOLDERS
@@ -16,18 +14,15 @@ from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.chat_template import ChatTemplate
 from lrkv_jax.data.conversation import Conversation, Message, Part, conversation_from, text_message
 from lrkv_jax.data.tokenizer import foreign_tokenizer, load_tokenizer
-from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.harness_requests import ChatPrompt
 from lrkv_jax.inference import Sampling
 from lrkv_jax.inference.chat import Chat
 from lrkv_jax.inference.language_model import LanguageModel
-from lrkv_jax.interop import importing
 from lrkv_jax.interop.export import export
 from lrkv_jax.interop.importing import import_model
 from lrkv_jax.interop.tokenizer_files import TEMPLATE
 from lrkv_jax.serving.request_schema import ChatRequest
-from lrkv_jax.training import restore
 from lrkv_jax.training.restore import load_run
 
 CHATS = json.loads((Path(__file__).parent / "recorded_chats.json").read_text())
@@ -45,14 +40,7 @@ def folders(tmp_path_factory):
 
 
 @pytest.fixture
-def one_device(monkeypatch):
-    alone = partial(make_mesh, devices=jax.devices()[:1])
-    monkeypatch.setattr(restore, "make_mesh", alone)
-    monkeypatch.setattr(importing, "make_mesh", alone)
-
-
-@pytest.fixture
-def imported(tmp_path, folders, one_device):
+def imported(tmp_path, folders, loaded_on_one_device):
     """A tiny run with a tokenizer and a template."""
 
     def make(name="chatml"):
@@ -175,7 +163,7 @@ def test_an_export_gives_the_template_back(name, imported, tmp_path, folders):
 
 
 def test_a_run_that_was_trained_on_from_it_keeps_the_template_with_its_factors(
-    tmp_path, folders, one_device
+    tmp_path, folders, loaded_on_one_device
 ):
     plant(tmp_path / "run", f"data.tokenizer={folders['blocks']}", "model.vocabulary=272")
     export(tmp_path / "run", tmp_path / "hf", factored=True)
@@ -211,7 +199,7 @@ def test_templates_have_the_time_and_what_transformers_gives_them():
     assert template.render([], answers=False) == '4[1, "<é>"]True<s>1x'
 
 
-def test_a_run_of_ours_that_comes_back_has_its_calculator(tmp_path, one_device):
+def test_a_run_of_ours_that_comes_back_has_its_calculator(tmp_path, loaded_on_one_device):
     plant(tmp_path / "run", "attention=gqa", "model.vocabulary=4224")
     export(tmp_path / "run", tmp_path / "hf")
     import_model(str(tmp_path / "hf"), tmp_path / "back", say=lambda _: None)

@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import pytest
 from support.command import lrkv
+from support.meshes import mesh_of
 from support.variants import HEAD_WIDTH, error, random_params, small
 
 from lrkv_jax import files
-from lrkv_jax.config import MeshConfig, load_config
+from lrkv_jax.config import load_config
 from lrkv_jax.data.tokenizer import load_tokenizer
-from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.interop import fits
 from lrkv_jax.interop.convert import convert, fit_layer, fitted_parameters, heads_of
 from lrkv_jax.interop.fits import Calibration
@@ -27,7 +27,6 @@ SMALL = (
     "model.feed_forward=32", "train.seq_len=32", "train.steps=1",
 )  # fmt: skip
 IDS = np.random.default_rng(0).integers(0, 64, (2, 24))
-DEVICES = jax.devices()
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +89,7 @@ def test_a_form_that_spans_the_old_one_gives_its_logits(old, changes, new):
         for heads, biases in heads_of(before, params)
     ]
     assert max(one.key_error + one.value_error for one in fitted) < 1e-10
-    mesh = make_mesh(MeshConfig(data=1, fsdp=1), DEVICES[:1])
-    converted = fitted_parameters(after, params, fitted, mesh)
+    converted = fitted_parameters(after, params, fitted, mesh_of())
     assert error(logits(after, converted), logits(before, params)) < 2e-5
 
 
@@ -181,12 +179,6 @@ def drawn():
     return calibration, output_HKD, readers, rng.normal(size=(D, K)), residual_GDK, turns_GJ
 
 
-def turned(weights_GDK, turns_GJ):
-    """Pairs of each group's columns times its complex numbers."""
-    z = (weights_GDK[..., :J] + 1j * weights_GDK[..., J:]) * turns_GJ[:, None]
-    return np.concatenate([z.real, z.imag], axis=-1)
-
-
 def key_error(drawn, family_GDK, **how):
     calibration, _, (reader_GK, _), *_ = drawn
     reduced = fits.Reduced.of(calibration.moment_DD, family_GDK)
@@ -200,7 +192,10 @@ def key_error(drawn, family_GDK, **how):
 def test_keys_of_one_shared_matrix_are_found_in_each_head_s_own_gauge(drawn, free):
     *_, shared_DK, residual_GDK, turns_GJ = drawn
     gauge = {"nothing": np.ones_like(turns_GJ), "phase": turns_GJ / abs(turns_GJ), "any": turns_GJ}
-    family_GDK = turned(shared_DK + residual_GDK, gauge[free])
+    # Pairs of each group's columns times its complex numbers.
+    total_GDK = shared_DK + residual_GDK
+    z = (total_GDK[..., :J] + 1j * total_GDK[..., J:]) * gauge[free][:, None]
+    family_GDK = np.concatenate([z.real, z.imag], axis=-1)
     error, fit = key_error(drawn, family_GDK, free=free)
     assert error < 2e-3
     # What queries are multiplied by commutes with every rotation of pairs.

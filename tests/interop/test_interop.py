@@ -19,18 +19,10 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import importing, shards
 from lrkv_jax.interop.export import export
 from lrkv_jax.interop.importing import import_model
-from lrkv_jax.training import restore
 from lrkv_jax.training.restore import load_run
 
+pytestmark = pytest.mark.usefixtures("loaded_on_one_device")
 FULL, JOINT = "attention=lrkv", ("attention.rope=shared", "attention.latent_norm=joint")
-
-
-@pytest.fixture(autouse=True)
-def one_device(monkeypatch):
-    """Runs are loaded, and by default placed, on one device."""
-    alone = partial(make_mesh, devices=jax.devices()[:1])
-    monkeypatch.setattr(restore, "make_mesh", alone)
-    monkeypatch.setattr(importing, "make_mesh", alone)
 
 
 @pytest.mark.parametrize("case", quick("llama-3.1", "nanochat", slow=RECORDED))

@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 from support.decode_cases import compare, grouped_case, latent_case, lrkv_case
+from support.meshes import mesh_of
 
-from lrkv_jax.config import MeshConfig
-from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch, grouped_decode
 from lrkv_jax.kernels.gpu import kernel_check
@@ -125,10 +124,9 @@ def test_a_right_kernel_runs_and_is_checked_once(plant, monkeypatch, caplog):
 
 def test_the_check_runs_while_a_call_is_traced_for_a_mesh(plant):
     plant(right)
-    mesh = make_mesh(MeshConfig(data=2), jax.devices()[:2])
     call = partial(grouped_decode, scale=0.5)
     rows = PartitionSpec("data")
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh_of(data=2)):
         mapped = jax.shard_map(call, in_specs=rows, out_specs=rows, check_vma=False)
         jax.eval_shape(mapped, *CASE.arrays, CASE.lengths_B)
     assert dispatch.choices()["grouped_decode"].startswith("mosaic")

@@ -14,9 +14,8 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import NamedSharding
+from support.meshes import mesh_of
 
-from lrkv_jax.config import MeshConfig
-from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import partition
 from lrkv_jax.models.weights import WeightSpec
 from lrkv_jax.optim import global_norm, scale_by_muon
@@ -204,8 +203,7 @@ def gradients():
 
 def on_mesh(f, sizes, tree):
     """f(tree), jitted, with the tree placed as a training step places it."""
-    config = MeshConfig(**dict(zip(("data", "fsdp", "context", "tensor"), sizes, strict=True)))
-    mesh = make_mesh(config, jax.devices()[: int(np.prod(sizes))])
+    mesh = mesh_of(*sizes)
     placed = {
         name: jax.device_put(x, NamedSharding(mesh, partition(SPECS[name].axes, x.shape, mesh)))
         for name, x in tree.items()

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import hlo
+from support.meshes import mesh_of
 from support.tiny import TINY
 
-from lrkv_jax.config import MeshConfig, load_config
-from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.config import load_config
 from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.models.transformer import with_parameters
 from lrkv_jax.training.loss import make_gradient
@@ -30,11 +30,6 @@ SHAPE = (
 )  # fmt: skip
 
 
-def meshed(data=1, fsdp=1, context=1, tensor=1):
-    mesh = MeshConfig(data=data, fsdp=fsdp, context=context, tensor=tensor)
-    return make_mesh(mesh, jax.devices()[: data * fsdp * context * tensor])
-
-
 def configured(*overrides):
     return resolve(load_config("configs/quickstart.yaml", [*TINY, *SHAPE, *overrides]))
 
@@ -46,7 +41,7 @@ def batch_shape(mesh):
 @functools.cache
 def step_text(variant, mesh_sizes, *overrides):
     """The optimized HLO of a step."""
-    config, mesh = configured(f"attention={variant}", *overrides), meshed(*mesh_sizes)
+    config, mesh = configured(f"attention={variant}", *overrides), mesh_of(*mesh_sizes)
     with jax.set_mesh(mesh):
         step = make_train_step(config, mesh, np.ones(config.model.vocabulary, np.int32))
         lowered = step.lower(abstract_state(config, mesh), batch_shape(mesh))
@@ -146,7 +141,7 @@ def test_a_step_gathers_a_layer_at_a_time_and_shares_newton_schulz():
 
 def flops(f, config):
     """Of the matrix products of f(params, tokens) on one device."""
-    mesh = meshed()
+    mesh = mesh_of()
     with jax.set_mesh(mesh):
         params = abstract_state(config, mesh).params
         compiled = jax.jit(f).lower(params, batch_shape(mesh)).compile()
@@ -166,5 +161,5 @@ def test_nothing_is_computed_twice_unasked(variant, parts):
     # LRKV forms each head's weights at this shape. They depend on weights alone, and are made again
     # from the second gather: values', and keys' where they are rotated whole, 2 · D · R · K a head.
     formed = parts * LAYERS * 2 * D * RANK * H * K
-    gradient = make_gradient(config, meshed(), np.ones(config.model.vocabulary))
+    gradient = make_gradient(config, mesh_of(), np.ones(config.model.vocabulary))
     assert flops(gradient, config) - formed == flops(jax.grad(plain), config) > 1e8

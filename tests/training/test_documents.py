@@ -4,10 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.meshes import mesh_of
 from support.variants import FIVE, VOCABULARY, random_params, small
 
-from lrkv_jax.config import MeshConfig
-from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.models.transformer import with_parameters
 from lrkv_jax.training.loss import make_gradient, make_loss
@@ -16,10 +15,6 @@ from lrkv_jax.training.token_batch import BatchFormat, TokenBatch
 
 BOS = 0
 LENGTHS = (7, 1, 9)  # of the documents in a row, BOS included; one is nothing but its BOS
-
-
-def one_device():
-    return make_mesh(MeshConfig(), jax.devices()[:1])
 
 
 def nats(config, mesh, tokens, rows):
@@ -37,8 +32,8 @@ def test_a_packed_document_has_the_losses_it_has_alone():
     parts = [[np.append(BOS, rng.integers(1, VOCABULARY, n - 1)) for n in LENGTHS] for _ in "ab"]
     packed = np.stack([np.concatenate(row) for row in parts])
     how = BatchFormat(bos=BOS, separate_documents=True, restart_positions=True)
-    got = nats(config, one_device(), packed, how)
-    mesh = make_mesh(MeshConfig(data=1, fsdp=2, context=2, tensor=2))
+    got = nats(config, mesh_of(), packed, how)
+    mesh = mesh_of(fsdp=2, context=2, tensor=2)
     np.testing.assert_allclose(nats(config, mesh, packed, how), got, atol=2e-5)
     model = with_parameters(config, random_params(config))
     log_p = jax.jit(lambda model, tokens: jax.nn.log_softmax(model(tokens)))
@@ -94,8 +89,7 @@ def test_the_gradient_is_that_of_the_mean_over_the_targets_that_count(tiny, size
 
     (loss, nll), grads = jax.jit(jax.value_and_grad(plain, has_aux=True))(params)
     in_bytes = counted[:, 1:] & (tokens[:, 1:] > 0)
-    devices = jax.devices()[: 8 if sizes else 1]
-    mesh = make_mesh(MeshConfig(**sizes), devices)
+    mesh = mesh_of(**sizes)
     train = config.train.model_copy(update={"grad_accum_steps": accumulation})
     config = config.model_copy(update={"train": train})
     with jax.set_mesh(mesh):

@@ -2,14 +2,11 @@
 
 import re
 import shutil
-from functools import partial
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
-from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training import restore
 
@@ -17,6 +14,7 @@ TEXT = "Mr. Speaker"  # after it one token is much the likeliest
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("loaded_on_one_device")  # as it was trained: its programs are training's
 def test_the_first_page_s_run_says_text_and_logits_of_text_and_of_ids(
     finished_run, tmp_path, monkeypatch, capsys
 ):
@@ -24,8 +22,6 @@ def test_the_first_page_s_run_says_text_and_logits_of_text_and_of_ids(
     (source,) = re.findall(r"^```python\n(.*?)^```", page, re.M | re.S)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs/quickstart-lrkv_latent").symlink_to(finished_run.directory)
-    # On one device, as it was trained: its programs are training's.
-    monkeypatch.setattr(restore, "make_mesh", partial(make_mesh, devices=jax.devices()[:1]))
     monkeypatch.chdir(tmp_path)
     exec(source, names := {})
     run = names["run"]

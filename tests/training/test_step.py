@@ -5,10 +5,9 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
+from support.meshes import mesh_of
 from support.variants import random_params
 
-from lrkv_jax.config import MeshConfig
-from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.models.attention import GQA
 from lrkv_jax.models.remat import NAMED
@@ -40,7 +39,7 @@ def losses(config, mesh, steps):
     rows = []
     # By one program for all meshes; tests/training/test_processes.py makes a state on several
     # devices.
-    with jax.set_mesh(alone := one_device()):
+    with jax.set_mesh(alone := mesh_of()):
         first = init_state(config, alone)
     with jax.set_mesh(mesh):
         state = jax.device_put(first, state_shardings(config, mesh))
@@ -52,10 +51,6 @@ def losses(config, mesh, steps):
             assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.params))
             rows.append([float(metrics["loss"]), float(metrics["grad_norm"])])
     return np.array(rows), state
-
-
-def one_device():
-    return make_mesh(MeshConfig(), jax.devices()[:1])
 
 
 @pytest.mark.slow
@@ -71,10 +66,10 @@ def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
     joint = ["attention.rope=shared", "attention.latent_norm=joint"]
     own = {"mla": ["attention.rank=2"], "gqa": pretrained, "lrkv_latent": joint}
     config = resolve(tiny(*LONG, f"attention={variant}", *own.get(variant, ())))
-    alone, _ = losses(config, one_device(), 20)
+    alone, _ = losses(config, mesh_of(), 20)
     assert alone[0, 0] - alone[-1, 0] > 0.2
     for name in MESHES if variant == "lrkv" else ("1x2x2x2",):
-        meshed, state = losses(config, make_mesh(MeshConfig(**MESHES[name])), 20)
+        meshed, state = losses(config, mesh_of(**MESHES[name]), 20)
         # Float32 sums in another order; the losses are about ln 64 = 4.2.
         np.testing.assert_allclose(meshed[:5], alone[:5], rtol=2e-5, atol=2e-5, err_msg=name)
         np.testing.assert_allclose(meshed[:, 0], alone[:, 0], rtol=1e-4, err_msg=name)
@@ -87,8 +82,8 @@ def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
 def test_a_residual_may_serve_heads_of_several_tensor_shards(tiny):
     """Two groups of two heads over four tensor shards: each takes its own heads' residual."""
     config = resolve(tiny("attention=lrkv", "attention.kv_heads=2", "model.vocabulary=64"))
-    alone, _ = losses(config, one_device(), 3)
-    meshed, state = losses(config, make_mesh(MeshConfig(data=2, fsdp=1, tensor=4)), 3)
+    alone, _ = losses(config, mesh_of(), 3)
+    meshed, state = losses(config, mesh_of(data=2, tensor=4), 3)
     np.testing.assert_allclose(meshed, alone, rtol=2e-5, atol=2e-5)
     up = state.params["blocks"]["attention"]["key_up"]
     assert up.addressable_shards[0].data.shape == up.shape  # whole on each
@@ -102,7 +97,7 @@ def test_policies_of_rematerialization_keep_less_and_compute_the_same(tiny):
     for policy in policies:
         config = resolve(tiny(*deep, f"train.remat={policy}"))
         tokens_BU = np.random.default_rng(0).integers(1, 64, (8, 129)).astype(np.int32)
-        with jax.set_mesh(mesh := one_device()):
+        with jax.set_mesh(mesh := mesh_of()):
             gradient = jax.jit(make_gradient(config, mesh, np.ones(64)))
             traces[policy] = gradient.trace(abstract_parameters(config.model), tokens_BU)
         program = traces[policy].lower().compile()
@@ -129,11 +124,9 @@ def taught(config, model, **changes):
     return config.model_copy(update={"train": train})
 
 
-def one_step(config, params, teacher, tokens, sizes=None):
+def one_step(config, params, teacher, tokens, **sizes):
     """The state after a step from `params`, and its metrics, on a mesh of these sizes."""
-    devices = None if sizes else jax.devices()[:1]
-    mesh = make_mesh(MeshConfig(**(sizes or {"data": 1, "fsdp": 1})), devices)
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh := mesh_of(**sizes)):
         state = init_state(config, mesh)
         where = state_shardings(config, mesh)
         placed = jax.device_put((params, teacher), (where.params, where.teacher))
@@ -178,8 +171,8 @@ def test_a_taught_step_of_two_microbatches_is_the_same_on_a_mesh(case):
     config, model, params, teacher, tokens_BU = case
     config = taught(config, model, grad_accum_steps=2)
     (alone, _), metrics = one_step(config, params, teacher, tokens_BU)
-    sizes = {"data": 1, "fsdp": 2, "context": 2, "tensor": 2}
-    (meshed, _), others = one_step(config, params, teacher, tokens_BU, sizes)
+    sizes = MESHES["1x2x2x2"]
+    (meshed, _), others = one_step(config, params, teacher, tokens_BU, **sizes)
     for name in ("loss", "grad_norm", "bpb"):
         assert others[name] == pytest.approx(metrics[name], rel=2e-5), name
     # Muon turns a gradient's rounding into a direction: what is small there moves little.

@@ -6,10 +6,9 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
+from support.meshes import mesh_of
 
-from lrkv_jax.config import MeshConfig
 from lrkv_jax.distributed import manual_sharding
-from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.kernels.flash import causal_attention
 from lrkv_jax.models.attention.context_parallel import attend_sequences
 
@@ -35,8 +34,7 @@ def inputs(heads, key_heads):
 )
 def test_attention_over_a_mesh_is_attention(heads, key_heads, context, tensor):
     q, k, v, segments = inputs(heads, key_heads)
-    config = MeshConfig(data=1, fsdp=1, context=context, tensor=tensor)
-    mesh = make_mesh(config, jax.devices()[: context * tensor])
+    mesh = mesh_of(context=context, tensor=tensor)
     attend = partial(attend_sequences, scale=0.3, key_heads=key_heads)
 
     def step(q, k, v, segments):
