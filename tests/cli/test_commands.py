@@ -6,6 +6,7 @@ import lzma
 import shutil
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -216,16 +217,10 @@ def test_a_group_without_a_verb_shows_its_page_and_the_version_is_the_packages(c
 )  # fmt: skip
 def test_one_of_several_processes_leaves_at_once_whatever_ends_it(monkeypatch, error, option, code):
     """With --debug, or an OSError without a number, it waited in JAX's exit for the others."""
-
-    def fail(**_):
-        raise error
-
-    def leave(code):
-        raise SystemExit(f"left with {code}")
-
-    monkeypatch.setattr("lrkv_jax.cli.app", fail)
+    monkeypatch.setattr("lrkv_jax.cli.app", Mock(side_effect=error))
     monkeypatch.setattr(HERE, "count", 2)
-    monkeypatch.setattr(HERE, "leave", leave)
+    monkeypatch.setattr(HERE, "leave", leave := Mock(side_effect=SystemExit("left")))
     monkeypatch.setattr(sys, "argv", ["lrkv", option])
-    with pytest.raises(SystemExit, match=f"left with {code}"):
+    with pytest.raises(SystemExit, match="left"):
         main()
+    leave.assert_called_once_with(code)

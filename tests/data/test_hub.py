@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest.mock import Mock
 
 import pytest
 
@@ -170,11 +171,9 @@ def test_a_refusal_is_one_line_and_leaves_nothing(
 
 
 def test_a_full_disk_and_a_pattern_that_matches_nothing_are_one_line(hub, tmp_path, monkeypatch):
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(LrkvError, match=r"no file like \*.parquet; .* sample/10BT/000_00000.jsonl"):
         download(REPO, "main", ["*.parquet"], tmp_path)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", full)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", Mock(side_effect=full))
     with pytest.raises(LrkvError, match="fetching .* failed .*No space left.*continues"):
         download(REPO, "main", WANTED, tmp_path)

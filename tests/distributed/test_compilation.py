@@ -1,6 +1,7 @@
 """Programs are compiled once, ahead of time, and kept where only their user can write."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -88,14 +89,10 @@ def test_an_option_that_this_xla_does_not_know_is_one_line(mesh, monkeypatch):
 
 def test_without_a_home_directory_programs_are_not_kept(settings, monkeypatch, capsys):
     """A12: a container with any uid, and no HOME or entry in passwd."""
-
-    def unknown(uid):
-        raise KeyError(uid)
-
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr("pwd.getpwuid", Mock(side_effect=KeyError))
     assert use_cache(Processes()) is None and not jax.config.jax_enable_compilation_cache
     said = capsys.readouterr().err
     assert said.startswith("lrkv: compiled programs are not cached: ") and said.count("\n") == 1

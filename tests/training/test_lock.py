@@ -5,6 +5,7 @@ import errno
 import os
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import jax
 import pytest
@@ -65,8 +66,6 @@ def test_a_second_trainer_is_refused_and_touches_nothing(tiny):
 
 
 def test_a_file_system_without_locks_is_trained_in(tmp_path, monkeypatch):
-    def none(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.lockf", none)
+    none = OSError(errno.ENOLCK, "No locks available")
+    monkeypatch.setattr("fcntl.lockf", Mock(side_effect=none))
     take_and_release(tmp_path)

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import chex
 import jax
@@ -28,8 +29,6 @@ from lrkv_jax.training.run_dir import open_run, read_history, read_run
 from lrkv_jax.training.state import resolve
 
 ONE = {"devices": jax.devices()[:1]}
-
-
 # What must be equal bit for bit: no clocks.
 LEARNT = ("step", "loss", "bpb", "grad_norm", "lr_matrix", "validation_loss", "validation_bpb")
 
@@ -245,9 +244,7 @@ def test_a_directory_that_cannot_be_made_is_one_line(ended, tmp_path, name):
 
 
 def test_a_full_disk_under_a_new_run_is_one_line(ended, tmp_path, monkeypatch):
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("lrkv_jax.files.write", full)
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr("lrkv_jax.files.write", Mock(side_effect=full))
     with pytest.raises(LrkvError, match=r"run_dir = .* cannot be written \(No space left"):
         open_run(resolve(ended.config(run=tmp_path / "run")))

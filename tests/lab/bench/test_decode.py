@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import jax
 import pytest
@@ -20,13 +21,11 @@ ALONE = DecodeBenchmark(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_copies():
+@pytest.fixture(autouse=True)
+def small_copies(monkeypatch):
     """The bandwidth itself is not tested."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "COPY_BYTES", {"cpu": 1 << 20})
-        patch.setattr(clock, "ROTATED_BYTES", 1 << 17)
-        yield
+    monkeypatch.setattr(decode, "COPY_BYTES", {"cpu": 1 << 20})
+    monkeypatch.setattr(clock, "ROTATED_BYTES", 1 << 17)
 
 
 @pytest.mark.slow
@@ -85,12 +84,8 @@ def test_what_differs_from_the_reference_or_raises_is_not_timed_and_the_rest_go_
         out, lse = with_kernel(problem, inputs, cache, lengths_B, "xla")
         return out.at[:, :, 1].multiply(1.01), lse
 
-    def refuses(*arrays):
-        raise LrkvError("no GPU here")
-
-    def fails(*arrays):
-        raise RuntimeError("No cuDNN.\nmore")
-
+    refuses = Mock(side_effect=LrkvError("no GPU here"))
+    fails = Mock(side_effect=RuntimeError("No cuDNN.\nmore"))
     for name, attend in (("mosaic", off), ("jax", refuses), ("cudnn", fails)):
         monkeypatch.setitem(decode.IMPLEMENTATIONS, name, Implementation(attend))
     rows = run(replace(ALONE, implementations=("mosaic", "jax", "cudnn", "xla")))["rows"]

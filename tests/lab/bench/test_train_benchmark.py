@@ -25,12 +25,10 @@ SMALL = TrainBenchmark(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def small_products():
+@pytest.fixture(autouse=True)
+def small_products(monkeypatch):
     """Their rate itself is not tested."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock, "SIDE", {"cpu": 64})
-        yield
+    monkeypatch.setattr(clock, "SIDE", {"cpu": 64})
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,18 +15,8 @@ from lrkv_jax.lab.doctor import devices, host
 from lrkv_jax.lab.doctor.examine import OK, SLOW, WRONG, Check, Finding, examine, sentence
 
 H200 = hardware("h200")
-
-
 RIGHT = Check("right", 5, "", lambda: Finding("right", OK, "it is", "", {"count": 2}))
 HANGS = Check("hangs", 0.3, "mend it", lambda: time.sleep(1000))
-
-
-def refuses():
-    raise LrkvError("disk = full: use another")
-
-
-def fails():
-    raise ValueError("no\nway")
 
 
 def examined(*checks, seconds=60.0):
@@ -39,7 +30,8 @@ def examined(*checks, seconds=60.0):
 
 
 def test_the_report_has_every_line_and_its_verdict_is_the_worst():
-    full, other = Check("disk", 5, "", refuses), Check("other", 5, "mend it", fails)
+    full = Check("disk", 5, "", Mock(side_effect=LrkvError("disk = full: use another")))
+    other = Check("other", 5, "mend it", Mock(side_effect=ValueError("no\nway")))
     shown, report = examined(RIGHT, full, other, RIGHT)
     assert [one.verdict for one in shown] == [OK, WRONG, WRONG, OK, WRONG]
     assert (shown[1].text, shown[1].fix) == ("disk = full: use another", "")

@@ -6,12 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from support.command import lrkv
+from support.served import wait_until
 from support.several import FEW_OPTIMISATIONS
 from support.tiny import TINY
 
@@ -136,10 +136,7 @@ def test_a_stopped_sweep_lets_its_run_save_and_goes_on_later(tmp_path, stand_in)
     )
     swept = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     mla = tmp_path / "mla"
-    deadline = time.monotonic() + 60
-    while not (mla / "waits").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until((mla / "waits").exists, 60)
     swept.send_signal(signal.SIGTERM)
     _, said = swept.communicate(timeout=60)
     assert swept.returncode == 75 and (mla / "stopped").exists(), said

@@ -23,8 +23,6 @@ from lrkv_jax.models.transformer import (
     with_parameters,
 )
 
-PAPER_SCALES = ["128m", "512m_8k", "1.2b", "2.5b", "6.3b"]
-
 
 def config_of(scale, variant, *overrides):
     return load_config(scale, [f"attention={variant}", *overrides])

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from unittest.mock import Mock
 
 import chex
 import jax
@@ -57,10 +58,7 @@ def test_a_step_that_a_training_run_deletes_meanwhile_is_not_damage(tmp_path, mo
 
 def test_what_a_failed_save_goes_on_writing_is_removed(tmp_path, monkeypatch):
     """A21: on a full disk, Orbax's threads write on when the save has failed; it was left there."""
-
-    def full(path, items):
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     directory, save = tmp_path / "c", ocp.save_checkpointables_async
     late = directory / ".saving-1.orbax-checkpoint-tmp" / "params"
     with Checkpointer(directory, warn=lambda text: None) as checkpoints:
