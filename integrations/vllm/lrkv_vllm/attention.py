@@ -57,8 +57,8 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         G, bias = config.num_key_value_heads, config.qkv_bias
         self.mla, self.full = config.attention_kind == "mla", config.rope_mode == "full"
         self.query, self.output = weight(D, H, K, axis=1), weight(H, K, D, axis=0)
-        self.heads, own = self.query.shape[1], G // (H // self.query.shape[1])
-        self.groups = own
+        self.heads = self.query.shape[1]
+        self.groups = own = G * self.heads // H
         # What a token's parts are before they are padded, in the order of `inputs`.
         if self.mla:
             C, R = config.rank_latent, config.rank_private
@@ -233,15 +233,15 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         S, G = rows.shape[1], self.groups
         parts = {name: self.row.view(rows, name) for name in self.row.parts}
         queries = [x[batch.tokens.clamp(min=0)].unflatten(2, (G, -1)).float() for x in queries]
+        norms = 1
+        if "norms" in parts:
+            norms = parts["norms"].contiguous().view(torch.float32).mT[:, :, None, None]
         places = torch.arange(S, device=rows.device)
         last = batch.lengths - (batch.tokens >= 0).sum(1)
         seen = places <= (last[:, None] + torch.arange(T, device=rows.device))[..., None]
         out, most = [], max(1, LOGITS // (B * self.heads * S))
         for tile in (slice(start, start + most) for start in range(0, T, most)):
-            logits = self.logits([x[:, tile] for x in queries], parts)
-            if "norms" in parts:
-                norms = parts["norms"].contiguous().view(torch.float32)
-                logits *= norms.transpose(1, 2)[:, :, None, None]
+            logits = self.logits([x[:, tile] for x in queries], parts) * norms
             logits = (logits * self.config.logit_scale).masked_fill(
                 ~seen[:, None, None, tile], float("-inf")
             )

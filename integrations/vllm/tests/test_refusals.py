@@ -19,9 +19,8 @@ CONFIG = dict(
     tied_head=False, final_logit_softcapping=15.0, key_frequencies=[1.0] * 8, logit_scale=0.25,
     rope_mode="full", rank_key=8, rank_value=8, latent_frequencies=[1.0] * 4, dtype="float32",
 )  # fmt: skip
-WITHOUT = "rope_mode"
 REFUSED = {
-    "no factored export": ({WITHOUT: None}, {}, "no factored export: write it with"),
+    "no factored export": ({"rope_mode": None}, {}, "no factored export: write it with"),
     "another kind": ({"attention_kind": "gqa"}, {}, "attention_kind = 'gqa'"),
     "dtype": ({}, {"dtype": "float16"}, "--dtype float16"),
     "cache's dtype": ({}, {"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8"),
