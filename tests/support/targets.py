@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from lrkv_jax.config import load_config
 from lrkv_jax.kernels import Residual, dispatch, grouped_decode, latent_decode, lrkv_decode
-from lrkv_jax.kernels.gpu import kernel_check
+from lrkv_jax.kernels.gpu import kernel_check, launch
 from lrkv_jax.kernels.gpu.schedule import TILE
 
 SCALES = ("128m", "512m_8k", "1.2b", "2.5b", "6.3b")
@@ -155,12 +155,20 @@ def main():
             largest[kind] = name, plan, names
     same = {name: names for name, (_, names) in paged.items()}
     same |= {name: names for name, _, names in largest.values()}
+    plans = {name: plan for name, (plan, _) in paged.items()}
+    plans |= {name: plan for name, plan, _ in largest.values()}
     for name, log, temp_bytes in compiled(same):
+        registers = [int(n) for n in re.findall(r"Used (\d+) registers", log)]
+        plan, Q = plans[name], plans[name].warpgroups
+        asked = launch.PRODUCER_REGISTERS + Q * launch.CONSUMER_REGISTERS[Q]
         row = {
             "name": name,
             "same": same[name],
+            # Registers a thread, of all warpgroups together, at the start and after.
+            "given": registers[0] * (Q + 1) if registers else 0,
+            "asked": asked if plan.ctas == 1 else 0,
             "spilled": sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", log))),
-            "registers": [int(n) for n in re.findall(r"Used (\d+) registers", log)],
+            "registers": registers,
             "temp_bytes": temp_bytes,
         }
         print(json.dumps(row), flush=True)

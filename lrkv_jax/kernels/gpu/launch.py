@@ -16,8 +16,10 @@ from lrkv_jax.kernels.gpu.produce import produce
 from lrkv_jax.kernels.gpu.schedule import TILE
 from lrkv_jax.kernels.online import slots_of
 
-# Of 65,536 in a multiprocessor, for one producer and two consumers of 128 threads each.
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 32, 240
+# A thread's registers, where a CTA has its multiprocessor alone. With two consumers each of the 384
+# threads starts with 168: the three warpgroups may not ask for more than 3 x 168 together, or the
+# last waits for ever. With one consumer they start with as many as it asks for.
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, {1: 240, 2: 232}
 
 
 def attend(plan, operands, lengths_B, *, T, scale, interpret):
@@ -152,5 +154,5 @@ def _cta(plan, T, scale, refs):
     @pl.when(warpgroup < plan.warpgroups)
     def _():
         if plan.ctas == 1:
-            plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
+            plgpu.set_max_registers(CONSUMER_REGISTERS[plan.warpgroups], action="increase")
         Consumer(plan, r, unit, warpgroup, T=T, scale=scale).run(each_piece)
