@@ -147,6 +147,9 @@ def test_the_embedded_corpus_keeps_its_name_and_its_bytes(data_directory):
         rows = Records(path, split)
         digest.update(rows.read(range(len(rows))).astype("<u2").tobytes())
     assert digest.hexdigest()[:16] == "22b93f7ea916cba2"
+    # It is one file: its documents are held out, also where a configuration holds out files.
+    whole = build_dataset(DataConfig(directory=str(data_directory), heldout_shards=1), 256)
+    assert [len(Records(whole, s)) for s in SPLITS] == [len(Records(path, s)) for s in SPLITS]
 
 
 def test_whatever_decides_the_records_decides_the_folder(config):

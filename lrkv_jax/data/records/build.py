@@ -35,7 +35,6 @@ from lrkv_jax.data.records.streams import (
     RecordRange,
     entries_of,
     record_ranges,
-    share_of,
     stream_folder,
     write_records,
     write_stream,
@@ -197,7 +196,7 @@ def _tokenize(
     parts: Parts = {split: [] for split in SPLITS}
     files: list[dict[str, Any]] = []
     for shard, folder in zip(shards, folders, strict=True):
-        for split in SPLITS if share_of(config) else SPLITS[:1]:
+        for split in SPLITS:
             parts[shard.whole or split].append((folder, split))
         files += map(shard.entry, entries_of(folder))
     return parts, files
