@@ -6,6 +6,7 @@ is planted where the compiled kernel is. All else is as on a GPU.
 
 import functools
 import logging
+import threading
 from functools import partial
 
 import jax
@@ -108,6 +109,13 @@ def test_a_planted_kernel_never_runs_and_one_warning_names_the_shape_and_the_err
     with pytest.raises(LrkvError, match=message) as error:
         trace(CASE, impl="mosaic")
     assert "\n" not in str(error.value)
+
+
+def test_a_kernel_that_hangs_is_one_line_and_not_a_process_that_waits(monkeypatch):
+    monkeypatch.setattr(kernel_check, "SECONDS", 0.1)
+    monkeypatch.setattr(kernel_check, "_compare", lambda call: threading.Event().wait())
+    with pytest.raises(LrkvError, match=r"hangs .* bfloat16\[8,.*set model.decode_kernel = xla"):
+        trace(CASE)
 
 
 def test_a_right_kernel_runs_and_is_checked_once(plant, monkeypatch, caplog):

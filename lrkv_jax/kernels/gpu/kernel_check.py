@@ -3,8 +3,8 @@
 `dispatch` calls `failure_reason` before it takes the Mosaic kernel for a family of calls.
 A family is all that the kernel's code depends on: heads, widths, dtypes, queries, scale and plan.
 Batch and cache length are not in it. The check has another batch and cache: in 16 and 32 bits
-they take up to 1.6 GB of the device's memory for a moment (6.3B). Where a kernel hangs, so does
-its check: `decode_kernel: xla` does without both.
+they take up to 1.6 GB of the device's memory for a moment (6.3B). Where a kernel hangs, its device
+is lost to the process: the check ends in an error then, and `decode_kernel: xla` does without both.
 
 B sequences  T queries  S cache slots  H heads  K head width  J = K / 2 frequency pairs
 N pages of a sequence
@@ -13,6 +13,7 @@ N pages of a sequence
 from __future__ import annotations
 
 import functools
+import threading
 from concurrent import futures
 from dataclasses import dataclass
 from functools import partial
@@ -21,12 +22,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels.angles import frequencies
 from lrkv_jax.kernels.gpu.schedule import TILE
 
 # Largest difference over the largest output of the same sequence, or of a log-sum-exp. Weights are
 # rounded to bfloat16, by up to 2⁻⁹ = 2e-3; the interpreted kernels differ by 4e-4 to 1.8e-3.
 TOLERANCE = 5e-3
+SECONDS = 180  # of a check: with its compilation it took 5 to 13 on an H200 that did more
 
 
 @dataclass(frozen=True)
@@ -88,14 +91,22 @@ def ragged(plan) -> tuple[tuple[int, ...], int]:
 def failure_reason(call: KernelCall) -> str | None:
     """The reason why the kernel must not run here, in one line; None if it gives XLA's results.
 
-    The first question about a family compiles and runs both, which takes seconds.
+    The first question about a family compiles and runs both, which takes seconds. Raises
+    `LrkvError` where that does not end.
     """
+    device = jax.local_devices()[0].device_kind
+    found: futures.Future[str | None] = futures.Future()
     # The caller is being traced, perhaps for a mesh: another thread knows of neither.
-    with futures.ThreadPoolExecutor(1) as outside:
-        reason = outside.submit(_compare, call).result()
+    threading.Thread(target=lambda: found.set_result(_compare(call)), daemon=True).start()
+    try:
+        reason = found.result(SECONDS)
+    except TimeoutError:
+        raise LrkvError(
+            f"the compiled kernel hangs in its check on this {device} with {call}: set "
+            "model.decode_kernel = xla, and please report this line"
+        ) from None
     if reason is None:
         return None
-    device = jax.local_devices()[0].device_kind
     return (
         f"the compiled kernel failed its check on this {device} with {call}: {reason}; "
         "please report this line"
