@@ -17,8 +17,8 @@ from lrkv_vllm.cache import Batch
 
 logger = init_logger(__name__)
 
-TILE = 32  # slots that a program reads at a time
-PROGRAMS = 4  # of the launch, for each of a GPU's multiprocessors
+# Of seven settings that were timed on an H200 (bench_kernel.py), with the number of stages below.
+TILE, PROGRAMS = 64, 8  # slots read at a time; programs for each of a GPU's multiprocessors
 
 
 @triton.jit
@@ -81,20 +81,9 @@ def _decode(
             angles = _part(turns + slot * K, there, 0, K, K_).to(cache.dtype.element_ty)
             if IN_KEYS > 0:
                 logits = _through_mix(
-                    logits,
-                    rows,
-                    there,
-                    COMMON,
-                    angles,
-                    mix,
-                    head,
-                    E,
-                    K,
-                    IN_KEYS + R,
-                    0,
-                    IN_KEYS,
+                    logits, rows, there, COMMON, angles, mix, head, E, K, IN_KEYS + R, 0, IN_KEYS,
                     32,
-                )
+                )  # fmt: skip
             if R > 0:
                 logits = _through_mix(
                     logits, rows, there, LATENTS + g * R, angles, mix, head, E, K, IN_KEYS + R,
@@ -145,7 +134,8 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
     processors = 1
     if cache.is_cuda:
         processors = torch.cuda.get_device_properties(cache.device).multi_processor_count
-    Z = max(1, min(PROGRAMS * processors // (B * G), batch.longest // (2 * TILE)))
+    tile = TILE // 2 if layer.mla else TILE  # its latent is wide: more is too much for an A100
+    Z = max(1, min(PROGRAMS * processors // (B * G), batch.longest // (2 * tile)))
     norms = cache.view(torch.float32)
     out = torch.empty(B, H, Z, C + V, device=cache.device)
     lse = torch.empty(B, H, Z, device=cache.device)
@@ -153,12 +143,12 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
         cache, norms, batch.table, batch.lengths, turned, *(in_latents or [None]), mix,
         layer.turns, out, lse,
         layer.config.logit_scale, cache.stride(0), norms.stride(0), batch.table.stride(0),
-        cache.shape[1], cache.stride(1), norms.stride(1), -(-batch.longest // (Z * TILE)) * TILE,
+        cache.shape[1], cache.stride(1), norms.stride(1), -(-batch.longest // (Z * tile)) * tile,
         H=H, E=H // G, HB=pow2(H // G), K=K, K_=pow2(K), KEY=at.get("key", -1),
         COMMON=at["common"], C=C, C_=pow2(C), LATENTS=at["latents"], R=R, R_=pow2(R),
         VALUES=at["value_latents"], V=V, V_=pow2(V),
         NORMS=at["norms"] * cache.dtype.itemsize // 4 if "norms" in at else -1,
-        FULL=layer.full, IN_KEYS=layer.common, TILE=TILE, Z=Z,
+        FULL=layer.full, IN_KEYS=layer.common, TILE=tile, Z=Z, num_stages=2,
     )  # fmt: skip
     shares = (lse - lse.logsumexp(-1, keepdim=True)).exp()
     means = (out * shares[..., None]).sum(2).to(cache.dtype)

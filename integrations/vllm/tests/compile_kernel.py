@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.knobs import nvidia
 
-from lrkv_vllm.decode_kernel import _decode, pow2
+from lrkv_vllm.decode_kernel import TILE, _decode, pow2
 
 POINTERS = {
     "cache": "*bf16", "norms": "*fp32", "table": "*i32", "lengths": "*i32", "turned": "*bf16",
@@ -27,9 +27,9 @@ SHAPES = {
     "latent, 32 heads of 128, rank 128": dict(H=32, G=32, K=128, C=128, R=128, V=128, FULL=False),
     "full, 9 heads of 64 in 3 groups, rank 16": dict(H=9, G=3, K=64, C=64, R=16, V=16, FULL=True),
     "mla, 9 heads of 64 in 3 groups, latent 224": dict(
-        H=9, G=3, K=64, C=224, R=8, V=8, FULL=True, IN_KEYS=224, KEY=-1
+        H=9, G=3, K=64, C=224, R=8, V=8, FULL=True, IN_KEYS=224, KEY=-1, TILE=TILE // 2,
     ),
-}
+}  # fmt: skip
 
 
 def compiled(shape, architecture):
@@ -38,7 +38,7 @@ def compiled(shape, architecture):
     constants = dict(
         E=E, HB=pow2(E), K_=pow2(shape["K"]), C_=pow2(shape["C"]), R_=pow2(shape["R"]),
         V_=pow2(shape["V"]), KEY=512, COMMON=0, LATENTS=128, VALUES=256, NORMS=384, IN_KEYS=0,
-        TILE=32, Z=8,
+        TILE=TILE, Z=8,
     ) | shape  # fmt: skip
     signature = POINTERS | dict.fromkeys(INTEGERS, "i32")
     signature |= dict.fromkeys(constants, "constexpr")
@@ -48,7 +48,8 @@ def compiled(shape, architecture):
         if str(signature[name]).startswith("*") or name in ("page_stride", "slots", "width")
     }
     source = ASTSource(_decode, signature, constants, aligned)
-    made = triton.compile(source, target=GPUTarget("cuda", architecture, 32))
+    target = GPUTarget("cuda", architecture, 32)
+    made = triton.compile(source, target=target, options={"num_stages": 2})
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()

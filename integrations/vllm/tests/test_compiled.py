@@ -1,4 +1,4 @@
-"""The kernel compiled for GPUs that are not here. None has run it."""
+"""The kernel compiled for GPUs that are not here, and the program that measures it on one."""
 
 import json
 import os
@@ -19,3 +19,13 @@ def test_the_kernel_compiles_for_three_generations_of_gpus():
         for target, usage in targets.items():
             assert usage["LOCAL"] == 0 and usage["STACK"] <= 128, (name, target, usage)
             assert usage["shared"] <= 160_000, (name, target, usage)
+
+
+def test_the_program_that_measures_it_runs_here_without_times(tmp_path):
+    script, out = Path(__file__).parents[1] / "bench_kernel.py", tmp_path / "found.json"
+    small = ("--batch", "2", "--length", "100", "--shapes", "1")
+    subprocess.run([sys.executable, script, "--out", out, *small], check=True, capture_output=True)
+    found = json.loads(out.read_text())
+    assert all(row["taken"] and row["kernel_ulp"] < 25 for row in found["compared"])
+    ((setting,),) = (row["settings"] for row in found["timed"])
+    assert setting["error"] < 1e-5 and setting["us"] is None
