@@ -45,9 +45,12 @@ ROOT = HERE.parent
 PROGRAM = HERE / "first_light_stages.py"
 # The headers of each stage's table; without headers the stage is a line.
 STAGES = {
-    "kernels": ("Kernels and training steps against float32 oracles", ()),
+    "kernels": (
+        "Kernels and training steps against float32 oracles",
+        ("of", "right", "wrong", "not here"),
+    ),
     "decoding": (
-        "Attention of one layer beside the best MHA of the same minutes",
+        "Attention of one layer next to the best MHA of the same minutes",
         ("shape", "best MHA, µs", "variant", "by", "µs", "of MHA: time", "bytes", "of copy"),
     ),
     "training": (

@@ -6,6 +6,7 @@ stage's time may end. SIGALRM ends the process where an item takes too long: no 
 back, and a kernel that hangs on a GPU cannot be interrupted otherwise.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +25,8 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 OK, WRONG, NOT_HERE = "ok", "wrong", "not here"
-LIBRARIES = ("numpy", "torch", "triton", "flashinfer-python", "flash-attn", "nvidia-cudnn-cu13")
+HUNG = "did not answer"
+LIBRARIES = ("numpy", "torch", "triton", "nvidia-cudnn-cu13")
 
 ON_GPU = ("tests/kernels/test_on_gpu.py", "tests/training/test_step_on_gpu.py")
 SCALES = ("2.5b", "128m", "1.2b", "6.3b")
@@ -95,52 +98,55 @@ def where() -> dict[str, Any]:
 
 
 def kernels(folder: Path, *, dry: bool) -> Iterator[Item]:
-    """Each test of kernels on a GPU."""
+    """The tests of kernels on a GPU, those of a scale side by side."""
     marker, chosen = "gpu", []
     if dry:
         marker, chosen = "slow", ["-k", "interpreted_on_a_cpu and mla or gradients and whole"]
     progress("collecting the tests")
-    seen = _pytest("--collect-only", *ON_GPU, "-m", marker, *chosen)
-    if not seen.tests:
+    seen = _pytest("--collect-only", *ON_GPU, "-m", marker, *chosen).stdout
+    tests = [line for line in seen.splitlines() if "::" in line]
+    if not tests:
         yield Item("the tests", 10, lambda: Found(WRONG, "pytest found no test"))
-    for test in seen.tests:
-        yield Item(test, 120, partial(_test, test, marker))
+    groups: dict[str, list[str]] = {}
+    for test in tests:
+        groups.setdefault(next((s for s in SCALES if s in test), "others"), []).append(test)
+    for name, some in groups.items():
+        yield Item(name, 240, partial(_tests, name, some, marker))
 
 
-class _Seen:
-    """A pytest plugin: the tests that were collected, and how they went."""
-
-    def __init__(self):
-        self.tests: list[str] = []
-        self.reports: list[Any] = []
-
-    def pytest_collection_finish(self, session):
-        self.tests = [item.nodeid for item in session.items]
-
-    def pytest_runtest_logreport(self, report):
-        if report.when == "call" or report.outcome != "passed":
-            self.reports.append(report)
+def _pytest(*arguments: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
+    """pytest in a process that takes of a GPU's memory what it needs, and no more."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
+    return subprocess.run(
+        [*command, *arguments], cwd=HERE.parent, capture_output=True, text=True, timeout=seconds,
+        env={**os.environ, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
+    )  # fmt: skip
 
 
-def _pytest(*arguments: str) -> _Seen:
-    import pytest
+def _tests(name: str, tests: list[str], marker: str) -> Found:
+    progress(f"{len(tests)} tests")
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        found = dict(zip(tests, pool.map(partial(_test, marker), tests), strict=True))
+    wrong = {test: how for test, how in found.items() if how not in (OK, NOT_HERE)}
+    right, absent = (list(found.values()).count(how) for how in (OK, NOT_HERE))
+    text = "; ".join([*(f"{test.partition('[')[2][:-1]} {how}" for test, how in wrong.items()),
+                      f"{right} right"])  # fmt: skip
+    cells = [name, *map(str, (right, len(wrong), absent))]
+    verdict = WRONG if wrong else OK if right else NOT_HERE
+    return Found(verdict, text, {"tests": found}, [cells])
 
-    seen = _Seen()
-    pytest.main(["-q", "-p", "no:cacheprovider", "--tb=short", *arguments], plugins=[seen])
-    return seen
 
-
-def _test(name: str, marker: str) -> Found:
-    reports = _pytest("-m", marker, name).reports
-    if not reports:
-        return Found(WRONG, "pytest did not run it")
-    worst = max(reports, key=lambda report: ("passed", "skipped", "failed").index(report.outcome))
-    if worst.outcome == "passed":
-        return Found(OK, f"right, {worst.duration:.1f} s")
-    if worst.outcome == "skipped":
-        return Found(NOT_HERE, str(worst.longrepr[-1]))
-    lines = [line for line in worst.longreprtext.splitlines() if line.startswith("E ")]
-    return Found(WRONG, " ".join(lines[0][1:].split())[:300] if lines else "it failed")
+def _test(marker: str, test: str) -> str:
+    """How a test went: `OK`, `NOT_HERE`, or what is wrong."""
+    try:
+        done = _pytest("-m", marker, test, seconds=90)
+    except subprocess.TimeoutExpired:
+        return f"{HUNG} within 90 s"
+    *lines, last = done.stdout.splitlines() or ["it printed nothing"]
+    if done.returncode == 0:
+        return NOT_HERE if "skipped" in last else OK
+    faults = [line for line in lines if line.startswith("E ")]
+    return " ".join(faults[0][1:].split())[:300] if faults else last
 
 
 # Decoding beside its peers.
@@ -154,10 +160,15 @@ def decoding(folder: Path, *, dry: bool) -> Iterator[Item]:
         settings = {**shape, "samples": 15, **more}  # each of up to 128 calls
         model = "MLRA's model" if "overrides" in more else scale
         ragged = "ragged, " if more.get("ragged") else ""
-        name = f"{model}, batch {batch}, {ragged}{length} tokens"
-        return Item(name, 150, partial(decode, name, settings))
+        name = f"{model}, batch {batch}, {ragged}{length} tokens{without}"
+        return Item(name, 110, partial(decode, name, settings))
 
-    three = {"variants": THREE, "implementations": OURS_AND_PEERS}
+    # After a shape at which something hung, our kernel is not among what is measured.
+    three, without, before = {"variants": THREE, "implementations": OURS_AND_PEERS}, "", ""
+    with contextlib.suppress(OSError):
+        before = (folder / "decoding.json").read_text()
+    if HUNG in before:
+        three["implementations"], without = ("xla", "jax", "cudnn"), ", without mosaic"
     if dry:
         three["implementations"] = ("xla", "jax")
         yield at_shape("quickstart", 2, 64, samples=3, **three)

@@ -1,9 +1,9 @@
 """MHA's and GQA's decode attention in PyTorch, as `first_light.py` asks for it.
 
 Reads JSON lines [batch, heads, groups, width, length, samples], and answers each with a line: the
-times of `scaled_dot_product_attention` by each of its backends, and of flash-attn and FlashInfer
-where they are installed. Every result is checked in float32 before it is timed. Caches rotate, so
-that none is still in the GPU's L2. Nothing here imports this project.
+times of `scaled_dot_product_attention` by each of its backends. Every result is checked in float32
+before it is timed. Caches rotate, so that none is still in the GPU's L2. Nothing here imports this
+project.
 """
 
 import json
@@ -28,59 +28,16 @@ def sdpa(backend):
         k_BGSK, v_BGSK = k_BSGK.transpose(1, 2), v_BSGK.transpose(1, 2)
         shared = {"enable_gqa": True} if k_BGSK.shape[1] != q_BHK.shape[1] else {}
         with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(q_BHK[:, :, None], k_BGSK, v_BGSK, **shared)[
-                :, :, 0
-            ]
+            out = F.scaled_dot_product_attention(q_BHK[:, :, None], k_BGSK, v_BGSK, **shared)
+        return out[:, :, 0]
 
-    return lambda batch, length: attend
-
-
-def flash_attn(name):
-    def made(batch, length):
-        attend = __import__(name).flash_attn_with_kvcache
-        lengths = torch.full((batch,), length, dtype=torch.int32, device=DEVICE)
-
-        def call(q_BHK, k_BSGK, v_BSGK):
-            out = attend(q_BHK[:, None], k_BSGK, v_BSGK, cache_seqlens=lengths)
-            return (out[0] if isinstance(out, tuple) else out)[:, 0]
-
-        return call
-
-    return made
-
-
-def flashinfer(batch, length):
-    """Its paged decode, a page of 64 tokens after the other."""
-    import flashinfer as library
-
-    page = 64
-    pages = length // page
-    workspace = torch.empty(256 << 20, dtype=torch.uint8, device=DEVICE)
-    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
-    planned = []
-
-    def call(q_BHK, k_BSGK, v_BSGK):
-        if not planned:
-            first = torch.arange(batch + 1, dtype=torch.int32, device=DEVICE) * pages
-            order = torch.arange(batch * pages, dtype=torch.int32, device=DEVICE)
-            last = torch.full((batch,), page, dtype=torch.int32, device=DEVICE)
-            heads, groups, width = q_BHK.shape[1], k_BSGK.shape[2], q_BHK.shape[2]
-            wrapper.plan(first, order, last, heads, groups, width, page,
-                         q_data_type=DTYPE, kv_data_type=DTYPE)  # fmt: skip
-            planned.append(True)
-        shape = (batch * pages, page, *k_BSGK.shape[2:])
-        return wrapper.run(q_BHK, (k_BSGK.view(shape), v_BSGK.view(shape)))
-
-    return call
+    return attend
 
 
 WAYS = {
     "SDPA, its choice": sdpa([b for b in SDPBackend.__members__.values() if b != SDPBackend.ERROR]),
     "SDPA, flash": sdpa(SDPBackend.FLASH_ATTENTION),
     "SDPA, cuDNN": sdpa(SDPBackend.CUDNN_ATTENTION),
-    "flash-attn": flash_attn("flash_attn"),
-    "flash-attn 3": flash_attn("flash_attn_interface"),
-    "FlashInfer": flashinfer,
 }
 
 
@@ -115,11 +72,10 @@ def measure(batch, heads, groups, width, length, samples):
     truth_HK = torch.einsum("hs,shk->hk", weights_HS.softmax(-1), v_SHK)
     del k_SHK, v_SHK
     rows, timed = [], []
-    for name, make in WAYS.items():
+    for name, attend in WAYS.items():
         row = {"name": name, "us": None, "reason": None}
         rows.append(row)
         try:
-            attend = make(batch, length)
             error = (attend(q_BHK, *caches[0])[-1].float() - truth_HK).abs().max()
             row["error"] = float(error / truth_HK.abs().max())
             if not row["error"] < TOLERANCE:
