@@ -21,15 +21,13 @@ def export(
     dtype: Annotated[
         Literal["float32", "bfloat16"], typer.Option(help="Type of the weights")
     ] = "float32",
-    factored: Annotated[
-        bool,
+    form: Annotated[
+        Literal["factored", "deepseek"] | None,
         typer.Option(
-            "--factored", help="Keep the factors, with a file that decodes from their small cache."
+            "--as",
+            help="With a small cache: as factors and the file that decodes from them, or, "
+            "LRKV with latent_norm: joint, as DeepSeek's class.",
         ),
-    ] = False,
-    as_: Annotated[
-        Literal["deepseek"] | None,
-        typer.Option("--as", help="Write LRKV with latent_norm: joint as DeepSeek's class."),
     ] = None,
 ) -> None:
     """Write a run as a Hugging Face folder.
@@ -39,10 +37,7 @@ def export(
     shared.start_alone("export")
     from lrkv_jax.interop.export import export as run_export
 
-    name = run_export(
-        run, directory, step=shared.step_named(step), dtype=dtype, factored=factored,
-        deepseek=as_ == "deepseek",
-    )  # fmt: skip
+    name = run_export(run, directory, step=shared.step_named(step), dtype=dtype, form=form)
     print(f"{directory}: {name}, {dtype}")
 
 

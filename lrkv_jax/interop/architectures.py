@@ -345,7 +345,7 @@ def _check_attention(model: ModelConfig) -> None:
     if entry.kind not in ("mha", "gqa", "mqa", "mla", "lrkv"):
         raise LrkvError(f"attention {entry.kind}: no class of transformers is known to have it")
     if entry.mode not in (None, "full") and (entry.kind == "mla" or entry.rank):
-        fix = "use --factored" if entry.kind == "lrkv" else "train it in rope: full"
+        fix = "use --as factored" if entry.kind == "lrkv" else "train it in rope: full"
         if getattr(entry, "latent_norm", None) == "joint":
             fix = "use --as deepseek"
         raise LrkvError(
@@ -355,7 +355,7 @@ def _check_attention(model: ModelConfig) -> None:
     if entry.kind == "mla" and entry.latent_norm:
         raise LrkvError(
             "attention.latent_norm = true, and no class of transformers norms a latent and rotates "
-            "whole keys: use --factored"
+            "whole keys: use --as factored"
         )
 
 

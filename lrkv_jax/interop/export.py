@@ -1,7 +1,7 @@
 """A run as a folder that transformers, and what builds on it, loads: `lrkv export`.
 
-With `--factored` LRKV and MLA keep their small caches there: `assets/modeling_lrkv.py.txt` is the
-class, in PyTorch; it is exported as modeling_lrkv.py and keeps the parameters' names and
+With `--as factored` LRKV and MLA keep their small caches there: `assets/modeling_lrkv.py.txt` is
+the class, in PyTorch; it is exported as modeling_lrkv.py and keeps the parameters' names and
 layout. With `--as deepseek` LRKV with the joint norm is a model of DeepSeek's class, whose servers
 keep its small cache.
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -66,24 +66,22 @@ def export(
     step: int | str | None = None,
     dtype: str = "float32",
     largest: int = LARGEST,
-    factored: bool = False,
-    deepseek: bool = False,
+    form: Literal["factored", "deepseek"] | None = None,
 ) -> str:
     """Write a run's step (the newest unless given) into the folder `target`; returns the class.
 
-    `factored` keeps LRKV's or MLA's factors and adds the file that decodes from their cache;
-    `deepseek` writes LRKV with the joint norm as DeepSeek's class.
+    The form is that of one of transformers' classes; or `factored`, LRKV's or MLA's factors and the
+    file that decodes from their cache; or `deepseek`, LRKV with the joint norm as DeepSeek's class.
 
     Parameters stay where they are restored, spread over the devices; the host holds one
     tensor at a time. Raises `LrkvError`, and leaves nothing, where the model is none of
     transformers', the folder holds something, or the run cannot be read.
     """
-    if factored and deepseek:
-        raise LrkvError("--factored and --as deepseek are two classes: give one of them")
+    factored = form == "factored"
     with files.whole_folder(target) as folder:
         config = read_run(directory)
         model = config.model
-        one = FACTORED if factored else of_model(model, deepseek=deepseek)
+        one = FACTORED if factored else of_model(model, deepseek=form == "deepseek")
         settings = _factored_settings(model) if factored else {}
         run = load_run(directory, step=step, overrides=["mesh.data=1", "mesh.fsdp=-1"])
         made = (
@@ -179,8 +177,8 @@ def _factored_settings(model: ModelConfig) -> dict[str, Any]:
         }
     else:
         raise LrkvError(
-            f"attention {entry.label} has no factors that --factored keeps: leave it out, or use "
-            "lrkv, or mla with rope: full"
+            f"attention {entry.label} has no factors for --as factored: leave it out, or use lrkv, "
+            "or mla with rope: full"
         )
     return {
         **{name: getattr(model, name) for name in _SAME},

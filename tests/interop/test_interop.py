@@ -93,8 +93,8 @@ def test_a_run_can_be_moved_and_used_from_another_folder(tmp_path, monkeypatch):
 def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path):
     for name, settings, named in (
         ("mla", ["attention=mla"], "attention.rope = decoupled"),
-        ("normed", FULL_MLA, "latent_norm = true, .*: use --factored"),
-        ("latent", [], "attention.rope = latent, .*: use --factored"),
+        ("normed", FULL_MLA, "latent_norm = true, .*: use --as factored"),
+        ("latent", [], "attention.rope = latent, .*: use --as factored"),
         ("norms", [FULL, "model.embedding_norm=false"], "Chat.* needs model.embedding_norm=true"),
         ("joint", [FULL, *JOINT], "attention.rope = shared, .*: use --as deepseek"),
         ("biases", [FULL, "model.qkv_bias=true"], "NanoChatForCausalLM needs model.qkv_bias=false"),
@@ -104,10 +104,10 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
             export(tmp_path / name, tmp_path / "hf")
     for name, named in (("joint", "softcap=null$"), ("mla", "null and attention=lrkv .*=joint$")):
         with pytest.raises(LrkvError, match=f"Deep.* needs model.gated=true and .*{named}"):
-            export(tmp_path / name, tmp_path / "hf", deepseek=True)
+            export(tmp_path / name, tmp_path / "hf", form="deepseek")
     for name, label in (("mla", "MLA-12"), ("joint", "LRKV-4 rope shared, joint norm")):
         with pytest.raises(LrkvError, match=f"attention {label} has no factors .*: leave it out"):
-            export(tmp_path / name, tmp_path / "hf", factored=True)
+            export(tmp_path / name, tmp_path / "hf", form="factored")
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/mine").touch()
     with pytest.raises(LrkvError, match="kept exists: name another"):

@@ -1,4 +1,4 @@
-"""LRKV in vLLM: `vllm serve FOLDER` of what `lrkv export RUN FOLDER --factored` wrote.
+"""LRKV in vLLM: `vllm serve FOLDER` of what `lrkv export RUN FOLDER --as factored` wrote.
 
 vLLM calls `register` when it starts (entry point `vllm.general_plugins`).
 """

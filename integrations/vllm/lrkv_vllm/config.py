@@ -5,7 +5,7 @@ All of it is checked before anything is allocated; each error is one line.
 
 from transformers import PretrainedConfig
 
-# Fields that `lrkv export --factored` alone writes, for each kind of attention.
+# Fields that `lrkv export --as factored` alone writes, for each kind of attention.
 FIELDS = {
     "lrkv": ("rope_mode", "key_frequencies", "logit_scale", "rank_key", "rank_value"),
     "mla": ("rope_mode", "key_frequencies", "logit_scale", "rank_latent", "rank_private"),
@@ -35,7 +35,7 @@ class Checks:
             what = f"no {wrong[0]}" if wrong else f"attention_kind = {kind!r}"
             raise ValueError(
                 f"{model_config.model}: config.json has {what}, so it is no factored export: "
-                "write it with `lrkv export RUN FOLDER --factored`"
+                "write it with `lrkv export RUN FOLDER --as factored`"
             )
 
     @staticmethod

@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class LrkvForCausalLM(nn.Module):
-    """`lrkv export --factored` in vLLM. Parameters have the export's names."""
+    """`lrkv export --as factored` in vLLM. Parameters have the export's names."""
 
     def __init__(self, *, vllm_config, prefix=""):
         super().__init__()

@@ -63,13 +63,13 @@ if __name__ == "__main__":
     folder.mkdir(parents=True, exist_ok=True)
     for name, settings in CASES.items():
         plant(folder / f"{name}.run", "train.seq_len=256", *settings)
-        export(folder / f"{name}.run", folder / name, factored=True)
+        export(folder / f"{name}.run", folder / name, form="factored")
         run = load_run(folder / f"{name}.run")
         number, tokens = (50, 100) if name == "full" else (6, 20)
         prompts = ragged(run.config.model.vocabulary, number, 120)
         say(run, folder / f"{name}.json", prompts, tokens)
     run_dir = folder / "deepseek.run"
     train(load_config("nano", [*DEEPSEEK, f"run_dir={run_dir}"]))
-    export(run_dir, folder / "deepseek", deepseek=True)
+    export(run_dir, folder / "deepseek", form="deepseek")
     run = load_run(run_dir)
     say(run, folder / "deepseek.json", [run.ids(text) for text in TEXTS], 180)
