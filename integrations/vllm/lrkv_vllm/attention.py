@@ -223,8 +223,10 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
             carried = torch.einsum("sk,btgekr->bsgetr", self.turns[:S], self.mix(turned))
             products = (carried * latents[:, :, :, None, None]).sum(-1)
             return logits + products.permute(0, 2, 3, 4, 1)
-        keys = rotate(self.residual(parts, self.gained_factor), self.turns[:S, None])
-        return logits + torch.einsum("btgek,bsgk->bgets", turned, keys.float())
+        if "keys" not in parts:  # for all tiles of a prompt
+            keys = rotate(self.residual(parts, self.gained_factor), self.turns[:S, None])
+            parts["keys"] = keys.float()
+        return logits + torch.einsum("btgek,bsgk->bgets", turned, parts["keys"])
 
     def attend(self, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Heads' outputs [B, T, H, K] of a batch's tokens, from the pages of its requests."""
