@@ -115,8 +115,13 @@ class Transformer(nnx.Module):
 
     def logits(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Soft-capped float32 logits of hidden states."""
-        logits_BTV = jnp.matmul(
-            x_BTD, self.head_kernel().astype(x_BTD.dtype), preferred_element_type=jnp.float32
+        if self.head is not None:
+            product, kernel = "btd,dv->btv", self.head.kernel[...]
+        else:  # the table as it lies: programs would make a transposed and scaled copy of it
+            product, kernel = "btd,vd->btv", self.embedding.table[...]
+            x_BTD = x_BTD * self.config.width**-0.5
+        logits_BTV = jnp.einsum(
+            product, x_BTD, kernel.astype(x_BTD.dtype), preferred_element_type=jnp.float32
         )
         return soft_cap(logits_BTV, self.config.softcap)
 
