@@ -71,8 +71,8 @@ def reloaded(tmp_path_factory):
     pythons, folder = torch_pythons(), tmp_path_factory.mktemp("exported")
     for name, (_, *settings) in CASES.items():
         plant(folder / f"{name}.run", *settings)
-        how = {kind: name.startswith(kind) for kind in ("factored", "deepseek")}
-        export(folder / f"{name}.run", folder / name, **how)
+        form = next((kind for kind in ("factored", "deepseek") if name.startswith(kind)), None)
+        export(folder / f"{name}.run", folder / name, form=form)
     # Nobody is there to answer a question, and nothing is left in the user's folders.
     alone = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home")}
     script, releases = Path(__file__).parent / "reload.py", {name: {} for name in CASES}
