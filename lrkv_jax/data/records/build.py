@@ -196,7 +196,7 @@ def _tokenize(
     parts: Parts = {split: [] for split in SPLITS}
     files: list[dict[str, Any]] = []
     for shard, folder in zip(shards, folders, strict=True):
-        for split in SPLITS:
+        for split in SPLITS if shard.whole is None else SPLITS[:1]:
             parts[shard.whole or split].append((folder, split))
         files += map(shard.entry, entries_of(folder))
     return parts, files
