@@ -52,8 +52,10 @@ def stand_in_for_vllm():
         made.__dict__.update(names)
         return made
 
-    one = {f"get_tensor_model_parallel_{what}": lambda: 1 for what in ("world_size", "rank")}
-    distributed = module("vllm.distributed", tensor_model_parallel_all_reduce=None, **one)
+    distributed = module(
+        "vllm.distributed", tensor_model_parallel_all_reduce=None,
+        get_tensor_model_parallel_world_size=lambda: 1,
+    )  # fmt: skip
     bases = ("AttentionImplBase", "AttentionMetadataBuilder", "AttentionBackend", "MultipleOf")
     backend = module("vllm.v1.attention.backend", **{name: type(name, (), {}) for name in bases})
     module("vllm", distributed=distributed)
@@ -198,7 +200,8 @@ def timed(name, shape, batch, length, device):
         row["pytorch_us"] = ms * 1e3
     rows = []
     for tile, programs, warps, stages in SETTINGS if on_gpu else SETTINGS[:1]:
-        decode_kernel.TILE, decode_kernel.PROGRAMS = tile, programs
+        decode_kernel.TILE = decode_kernel.MLA_TILE = tile
+        decode_kernel.PROGRAMS = programs
         decode_kernel._decode = Launched(warps, stages) if on_gpu else _decode
         setting = {"tile": tile, "programs": programs, "warps": warps, "stages": stages}
 

@@ -17,8 +17,9 @@ from lrkv_vllm.cache import Batch
 
 logger = init_logger(__name__)
 
-# Of seven settings that were timed on an H200 (bench_kernel.py), with the number of stages below.
-TILE, PROGRAMS = 64, 8  # slots read at a time; programs for each of a GPU's multiprocessors
+# Of seven settings that were timed on an H200 (bench_kernel.py).
+TILE, MLA_TILE = 64, 32  # slots read at a time; more of MLA's wide latents are too much for an A100
+PROGRAMS, STAGES = 8, 2  # programs for each of a GPU's multiprocessors; tiles on their way in one
 
 
 @triton.jit
@@ -134,7 +135,7 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
     processors = 1
     if cache.is_cuda:
         processors = torch.cuda.get_device_properties(cache.device).multi_processor_count
-    tile = TILE // 2 if layer.mla else TILE  # its latent is wide: more is too much for an A100
+    tile = MLA_TILE if layer.mla else TILE
     Z = max(1, min(PROGRAMS * processors // (B * G), batch.longest // (2 * tile)))
     norms = cache.view(torch.float32)
     out = torch.empty(B, H, Z, C + V, device=cache.device)
@@ -148,7 +149,7 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
         COMMON=at["common"], C=C, C_=pow2(C), LATENTS=at["latents"], R=R, R_=pow2(R),
         VALUES=at["value_latents"], V=V, V_=pow2(V),
         NORMS=at["norms"] * cache.dtype.itemsize // 4 if "norms" in at else -1,
-        FULL=layer.full, IN_KEYS=layer.common, TILE=tile, Z=Z, num_stages=2,
+        FULL=layer.full, IN_KEYS=layer.common, TILE=tile, Z=Z, num_stages=STAGES,
     )  # fmt: skip
     shares = (lse - lse.logsumexp(-1, keepdim=True)).exp()
     means = (out * shares[..., None]).sum(2).to(cache.dtype)

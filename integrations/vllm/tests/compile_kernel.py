@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.knobs import nvidia
 
-from lrkv_vllm.decode_kernel import TILE, _decode, pow2
+from lrkv_vllm.decode_kernel import MLA_TILE, STAGES, TILE, _decode, pow2
 
 POINTERS = {
     "cache": "*bf16", "norms": "*fp32", "table": "*i32", "lengths": "*i32", "turned": "*bf16",
@@ -27,7 +27,7 @@ SHAPES = {
     "latent, 32 heads of 128, rank 128": dict(H=32, G=32, K=128, C=128, R=128, V=128, FULL=False),
     "full, 9 heads of 64 in 3 groups, rank 16": dict(H=9, G=3, K=64, C=64, R=16, V=16, FULL=True),
     "mla, 9 heads of 64 in 3 groups, latent 224": dict(
-        H=9, G=3, K=64, C=224, R=8, V=8, FULL=True, IN_KEYS=224, KEY=-1, TILE=TILE // 2,
+        H=9, G=3, K=64, C=224, R=8, V=8, FULL=True, IN_KEYS=224, KEY=-1, TILE=MLA_TILE,
     ),
 }  # fmt: skip
 
@@ -49,7 +49,7 @@ def compiled(shape, architecture):
     }
     source = ASTSource(_decode, signature, constants, aligned)
     target = GPUTarget("cuda", architecture, 32)
-    made = triton.compile(source, target=target, options={"num_stages": 2})
+    made = triton.compile(source, target=target, options={"num_stages": STAGES})
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()

@@ -164,6 +164,7 @@ def test_pieces_and_decoding_are_the_definition(case, dtype, decode, monkeypatch
     if decode == "triton":
         monkeypatch.setattr(decode_kernel, "PROGRAMS", 40)  # several runs of slots for a request
         monkeypatch.setattr(decode_kernel, "TILE", 16)
+        monkeypatch.setattr(decode_kernel, "MLA_TILE", 16)
         kernel = partial(decode_kernel.decode, layer)
     for x, out in zip(xs, steps(layer, xs, monkeypatch, kernel), strict=True):
         expected = defined(layer, x)
