@@ -77,6 +77,8 @@ def export(
     tensor at a time. Raises `LrkvError`, and leaves nothing, where the model is none of
     transformers', the folder holds something, or the run cannot be read.
     """
+    if form not in (None, "factored", "deepseek"):
+        raise LrkvError(f"form = {form}: use factored or deepseek, or none")
     factored = form == "factored"
     with files.whole_folder(target) as folder:
         config = read_run(directory)

@@ -108,6 +108,8 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
     for name, label in (("mla", "MLA-12"), ("joint", "LRKV-4 rope shared, joint norm")):
         with pytest.raises(LrkvError, match=f"attention {label} has no factors .*: leave it out"):
             export(tmp_path / name, tmp_path / "hf", form="factored")
+    with pytest.raises(LrkvError, match="form = small: use factored or deepseek"):
+        export(tmp_path / "mla", tmp_path / "hf", form="small")
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/mine").touch()
     with pytest.raises(LrkvError, match="kept exists: name another"):
