@@ -43,7 +43,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PROGRAM = HERE / "first_light_stages.py"
-# The headers of each stage's table; without headers the stage is a line.
+# The title and the headers of each stage's table.
 STAGES = {
     "kernels": (
         "Kernels and training steps against float32 oracles",
@@ -240,11 +240,10 @@ def _text(name: str, path: Path) -> str:
         return ""
     counts = [sum(row["verdict"] == v for row in rows) for v in ("ok", "wrong", "not here")]
     parts = [f"**{title}** ({_where(stage)}) " + "{} right, {} wrong, {} not run.".format(*counts)]
-    if headers:
-        lines = [headers, ["---"] * len(headers)]
-        for row in rows:
-            lines += row["cells"]
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    lines = [headers, ["---"] * len(headers)]
+    for row in rows:
+        lines += row["cells"]
+    parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
     bad = [f"- {row['name']}: {row['text']}" for row in rows if row["verdict"] == "wrong"]
     return "\n\n".join([*parts, *(["\n".join(bad)] if bad else [])])
 

@@ -23,9 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from first_light import HUNG
+
 HERE = Path(__file__).resolve().parent
 OK, WRONG, NOT_HERE = "ok", "wrong", "not here"
-HUNG = "did not answer"
 LIBRARIES = ("numpy", "torch", "triton", "nvidia-cudnn-cu13")
 
 ON_GPU = ("tests/kernels/test_on_gpu.py", "tests/training/test_step_on_gpu.py")

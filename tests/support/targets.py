@@ -153,17 +153,15 @@ def main():
         kind = bool(plan.rank), plan.full, plan.values_in_keys
         if kind not in largest or plan.accumulators > largest[kind][1].accumulators:
             largest[kind] = name, plan, names
-    same = {name: names for name, (_, names) in paged.items()}
-    same |= {name: names for name, _, names in largest.values()}
-    plans = {name: plan for name, (plan, _) in paged.items()}
-    plans |= {name: plan for name, plan, _ in largest.values()}
-    for name, log, temp_bytes in compiled(same):
+    chosen = paged | {name: (plan, names) for name, plan, names in largest.values()}
+    for name, log, temp_bytes in compiled(chosen):
         registers = [int(n) for n in re.findall(r"Used (\d+) registers", log)]
-        plan, Q = plans[name], plans[name].warpgroups
+        plan, names = chosen[name]
+        Q = plan.warpgroups
         asked = launch.PRODUCER_REGISTERS + Q * launch.CONSUMER_REGISTERS[Q]
         row = {
             "name": name,
-            "same": same[name],
+            "same": names,
             # Registers a thread, of all warpgroups together, at the start and after.
             "given": registers[0] * (Q + 1) if registers else 0,
             "asked": asked if plan.ctas == 1 else 0,
