@@ -15,7 +15,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.attention import on_mesh
 from lrkv_jax.models.layers import resolve_dtype
 from lrkv_jax.models.transformer import Unstacked, abstract_parameters, specs, with_parameters
-from lrkv_jax.models.weights import spec_of, variables
+from lrkv_jax.models.weights import join, spec_of, variables
 
 _log = logging.getLogger("lrkv_jax.inference")
 
@@ -39,7 +39,12 @@ def model_of(config: ModelConfig, params: Any, mesh: Mesh | None) -> Unstacked:
     """The model with these parameters, as its steps read them, where they are read."""
     with jax.set_mesh(mesh):
         params = in_compute_dtype(config, params)
-        return place_parameters(with_parameters(config, params).unstacked(), mesh)
+        model = with_parameters(config, params).unstacked()
+        if mesh is None and jax.default_backend() == "cpu":
+            for block in model.blocks:
+                join(block.attention)
+                join(block.mlp)
+        return place_parameters(model, mesh)
 
 
 def in_compute_dtype(config: ModelConfig, params: Any) -> Any:

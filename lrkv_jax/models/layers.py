@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.rules import TENSOR
-from lrkv_jax.models.weights import spec_of, variables, vector, weight
+from lrkv_jax.models.weights import product, spec_of, variables, vector, weight
 
 
 def resolve_dtype(name: str) -> jnp.dtype:
@@ -136,6 +136,8 @@ class MLP(nnx.Module):
     down(act(up x)), and with a gate down(act(gate x) * up x).
     """
 
+    joins = ("up", "gate")
+
     def __init__(self, width: int, hidden: int, activation: str, *, gated: bool = False):
         self.up = weight("embed -> mlp", (width, hidden))
         self.gate = weight("embed -> mlp", (width, hidden)) if gated else None
@@ -144,18 +146,18 @@ class MLP(nnx.Module):
 
     def __call__(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         if self.gate is None:
-            h_BTF = ACTIVATIONS[self.activation](_product(x_BTD, self.up))
+            h_BTF = ACTIVATIONS[self.activation](_hidden(x_BTD, self, "up"))
         else:
             h_BTF = on_tensor(MLP._gated, self, x_BTD)
         return h_BTF @ self.down[...].astype(x_BTD.dtype)
 
     def _gated(self, x_BTD):
-        gate_BTF = ACTIVATIONS[self.activation](_product(x_BTD, self.gate))
-        return gate_BTF * _product(x_BTD, self.up)
+        gate_BTF = ACTIVATIONS[self.activation](_hidden(x_BTD, self, "gate"))
+        return gate_BTF * _hidden(x_BTD, self, "up")
 
 
-def _product(x_BTD, weight_DF):
-    return checkpoint_name(x_BTD @ weight_DF[...].astype(x_BTD.dtype), "mlp")
+def _hidden(x_BTD, mlp, name):
+    return checkpoint_name(product(x_BTD, mlp, name), "mlp")
 
 
 class Embedding(nnx.Module):

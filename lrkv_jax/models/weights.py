@@ -76,6 +76,49 @@ def weight(
     return nnx.Param(jnp.zeros(shape), spec=spec, std=std)
 
 
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Columns:
+    """Stands for a weight that `join` has laid into its module's matrix: where, and its shape."""
+
+    start: int
+    shape: tuple[int, ...]
+
+
+def product(x: Array, module: Any, name: str) -> Array:
+    """x [..., D] times the module's weight of this name, in x's dtype.
+
+    The weight is [D, F, ...] or [G, D, R]; the product is [..., F, ...] or [..., G, R]. `join` may
+    have laid it into one matrix with others.
+    """
+    weight = getattr(module, name)
+    if not isinstance(weight, Columns):
+        kernel, inputs = weight[...].astype(x.dtype), weight.get_metadata("spec").batch
+        return jnp.tensordot(x, kernel, (x.ndim - 1, inputs))
+    # XLA makes one product of those that have the same operands.
+    joined = x @ module.joined[...].astype(x.dtype)
+    end = weight.start + math.prod(weight.shape)
+    return joined[..., weight.start : end].reshape(*x.shape[:-1], *weight.shape)
+
+
+def join(module: Any) -> None:
+    """Lay the weights that `module.joins` names side by side in one matrix [D, F], in place.
+
+    All multiply the same x. For decoding on a CPU: a product of one row is read at the speed of
+    memory if it is long, and each wakes the threads and waits for them.
+    """
+    start, matrices = 0, []
+    names = [name for name in module.joins if getattr(module, name, None) is not None]
+    for name in names if len(names) > 1 else ():
+        weight = getattr(module, name)
+        kernel = jnp.moveaxis(weight[...], weight.get_metadata("spec").batch, 0)
+        setattr(module, name, Columns(start, kernel.shape[1:]))
+        matrices.append(kernel.reshape(len(kernel), -1))
+        start += matrices[-1].shape[1]
+    if matrices:
+        module.joined = nnx.Param(jnp.concatenate(matrices, axis=1))
+
+
 def vector(axes: str, shape: tuple[int, ...], value: float) -> nnx.Param:
     """A float32 parameter that multiplies nothing from the left: gains (1), biases (0)."""
     names = tuple(axes.split())

@@ -45,7 +45,7 @@ from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.models.attention.on_mesh import on_mesh, summed_over_heads
 from lrkv_jax.models.layers import biased, gained, on_tensor, resolve_dtype, rms_norm
 from lrkv_jax.models.rope import frequencies, logit_factor, rope_angles, rotate
-from lrkv_jax.models.weights import vector, weight
+from lrkv_jax.models.weights import product, vector, weight
 
 # Queries as a variant projects them: an array, or a tuple of arrays, [B, T, H, ...].
 Query = Any
@@ -55,10 +55,12 @@ class Attention(nnx.Module):
     """One layer of attention: x [B, T, D] → [B, T, D].
 
     A cache of S slots serves sequences of up to S tokens, each with a length. `axis_rules`
-    are pairs of a logical axis and the mesh axes that shard it, before those of `RULES`.
+    are pairs of a logical axis and the mesh axes that shard it, before those of `RULES`. `joins`
+    names the weights that a layer multiplies with x through `product`.
     """
 
     axis_rules: tuple[tuple[str, Any], ...] = ()
+    joins: tuple[str, ...] = ()
 
     def __init__(self, config: ModelConfig):
         """Make the output projection, zero at the start, and the vectors that variants share."""
@@ -234,11 +236,10 @@ class Attention(nnx.Module):
         return rms_norm(x, self.config.norm_eps) if self.config.qk_norm else x
 
     def projected(
-        self, x_BTD: Float[Array, "B T D"], kernel: nnx.Param, bias: nnx.Param | None
+        self, x_BTD: Float[Array, "B T D"], name: str, bias: nnx.Param | None
     ) -> Float[Array, "B T H K"]:
-        """x W + b for the kernel [D, H, K] of queries, keys or values."""
-        x_BTHK = jnp.einsum("BTD,DHK->BTHK", x_BTD, kernel[...].astype(x_BTD.dtype))
-        return biased(x_BTHK, bias)
+        """x W + b for the weight [D, H, K] of queries, keys or values that has this name."""
+        return biased(product(x_BTD, self, name), bias)
 
     def norm_and_rope(
         self,

@@ -39,6 +39,8 @@ class GroupedCache:
 class GroupedAttention(Attention):
     """Each of G key and value heads serves H / G query heads."""
 
+    joins = ("query", "key", "value")
+
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         D, H, K = config.width, config.heads, config.head_width
@@ -48,12 +50,12 @@ class GroupedAttention(Attention):
         self.value = weight("embed -> kv_heads head_width", (D, self.groups, K))
 
     def queries(self, x_BTD, positions_BT):
-        q_BTHK = self.projected(x_BTD, self.query, self.query_bias)
+        q_BTHK = self.projected(x_BTD, "query", self.query_bias)
         return self.norm_and_rope(q_BTHK, positions_BT, self.query_gain)
 
     def new_kv(self, x_BTD, positions_BT):
-        k_BTGK = self.projected(x_BTD, self.key, self.key_bias)
-        v_BTGK = self.projected(x_BTD, self.value, None)
+        k_BTGK = self.projected(x_BTD, "key", self.key_bias)
+        v_BTGK = self.projected(x_BTD, "value", None)
         return GroupedCache(self.norm_and_rope(k_BTGK, positions_BT, self.key_gain), v_BTGK)
 
     def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):

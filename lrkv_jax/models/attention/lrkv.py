@@ -34,7 +34,7 @@ from lrkv_jax.models.attention.cache import lengths_of, with_one
 from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual, by_head, in_float64
 from lrkv_jax.models.attention.on_mesh import heads_axes
 from lrkv_jax.models.layers import biased, gained, inverse_rms
-from lrkv_jax.models.weights import weight
+from lrkv_jax.models.weights import product, weight
 
 
 @jax.tree_util.register_dataclass
@@ -70,6 +70,8 @@ class LowRankAttention(Attention):
     Each head, or each group of heads, has a separate residual.
     """
 
+    joins = ("query", "key", "value", "key_down", "value_down")
+
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         D, H, K = config.width, config.heads, config.head_width
@@ -96,7 +98,7 @@ class LowRankAttention(Attention):
 
     def queries(self, x_BTD, positions_BT):
         """The rotated query; in modes `shared` and `latent` also the unrotated one."""
-        q_BTHK = self.projected(x_BTD, self.query, self.query_bias)
+        q_BTHK = self.projected(x_BTD, "query", self.query_bias)
         if self._norms_keys:
             q_BTHK = gained(self.normed(q_BTHK), self.query_gain)
         rotated_BTHK = self.rotated(q_BTHK, positions_BT)
@@ -291,13 +293,11 @@ class LowRankAttention(Attention):
         The keys are made from the factors unless they are given. At rank 0 all heads have one key,
         and G is 1.
         """
-        dtype = x_BTD.dtype
-        k_shared_BTK = x_BTD @ self.key[...].astype(dtype)
-        v_shared_BTK = x_BTD @ self.value[...].astype(dtype)
+        k_shared_BTK, v_shared_BTK = product(x_BTD, self, "key"), product(x_BTD, self, "value")
         rk_BTGR = rv_BTGR = norm_BGT = None
         if self.rank:
-            rk_BTGR = jnp.einsum("BTD,GDR->BTGR", x_BTD, self.key_down[...].astype(dtype))
-            rv_BTGR = jnp.einsum("BTD,GDR->BTGR", x_BTD, self.value_down[...].astype(dtype))
+            rk_BTGR = product(x_BTD, self, "key_down")
+            rv_BTGR = product(x_BTD, self, "value_down")
         if self.key_bias is not None:
             if self.rank:
                 rk_BTGR = with_one(rk_BTGR)

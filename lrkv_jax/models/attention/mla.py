@@ -38,7 +38,7 @@ from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.cache import lengths_of, with_one
 from lrkv_jax.models.attention.head_weights import HeadWeights, by_head, in_float64
 from lrkv_jax.models.layers import gained, inverse_rms, rms_norm
-from lrkv_jax.models.weights import weight
+from lrkv_jax.models.weights import product, weight
 
 
 @jax.tree_util.register_dataclass
@@ -68,6 +68,8 @@ class LatentCache:
 class LatentAttention(Attention):
     """Multi-head latent attention; decoding is absorbed: queries move into the latent."""
 
+    joins = ("query", "query_rope", "down", "private_down", "rope_key")
+
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         D, H, K = config.width, config.heads, config.head_width
@@ -95,20 +97,19 @@ class LatentAttention(Attention):
 
         In `decoupled` a pair: the part without positions, and the part with them, [B, T, H, P].
         """
-        q_BTHK = self.projected(x_BTD, self.query, self.query_bias)
+        q_BTHK = self.projected(x_BTD, "query", self.query_bias)
         if self.rope == "full":
             return self.norm_and_rope(q_BTHK, positions_BT, self.query_gain)
         if self.query_rope is None:
             return self.normed(q_BTHK), q_BTHK[..., :0]
-        q_BTHP = jnp.einsum("BTD,DHP->BTHP", x_BTD, self.query_rope[...].astype(x_BTD.dtype))
+        q_BTHP = product(x_BTD, self, "query_rope")
         return self.normed(q_BTHK), self.normed(self.rotated(q_BTHP, positions_BT))
 
     def new_kv(self, x_BTD, positions_BT):
-        latent_BTC = self._latent_normed(x_BTD @ self.down[...].astype(x_BTD.dtype))
+        latent_BTC = self._latent_normed(product(x_BTD, self, "down"))
         private_BTGR = rope_key_BTP = norm_BGT = None
         if self.rank:
-            down_GDR = self.private_down[...].astype(x_BTD.dtype)
-            private_BTGR = self._latent_normed(jnp.einsum("BTD,GDR->BTGR", x_BTD, down_GDR))
+            private_BTGR = self._latent_normed(product(x_BTD, self, "private_down"))
         if self.key_bias is not None:
             latent_BTC = with_one(latent_BTC)
         if self.rope == "full" and self.config.qk_norm:
@@ -117,7 +118,7 @@ class LatentAttention(Attention):
         if self.rope == "decoupled":
             rope_key_BTP = latent_BTC[..., :0]
             if self.rope_key is not None:
-                rope_key_BTP = x_BTD @ self.rope_key[...].astype(x_BTD.dtype)
+                rope_key_BTP = product(x_BTD, self, "rope_key")
                 rope_key_BTP = self.normed(self._rotated_for_all(rope_key_BTP, positions_BT))
         return LatentCache(latent_BTC, rope_key_BTP, norm_BGT, private_BTGR)
 
