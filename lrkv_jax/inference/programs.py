@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from lrkv_jax.inference.pages import NULL
 from lrkv_jax.inference.prompt_lookup import most_tokens, propose, verify
+from lrkv_jax.inference.sampling import likeliest
 from lrkv_jax.inference.slots import SlotState, StepOutputs, sample_tokens, write_tokens
 from lrkv_jax.models.attention import on_mesh
 
@@ -100,7 +101,7 @@ def score(model, pool, tokens_FT, start_F, pages_FN, targets_FT):
         logits_FV = model.logits(x_FD[:, None])[:, 0]
         log_p_FV = jax.nn.log_softmax(logits_FV)
         log_p_F = jnp.take_along_axis(log_p_FV, target_F[:, None], axis=1)[:, 0]
-        return log_p_F, jnp.argmax(logits_FV, axis=1) == target_F
+        return log_p_F, likeliest(logits_FV) == target_F
 
     answers = jax.lax.map(position, (x_FTD.swapaxes(0, 1), targets_FT.T))
     return pool, *_replicated(tuple(answer.swapaxes(0, 1) for answer in answers))

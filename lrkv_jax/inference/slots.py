@@ -11,7 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lrkv_jax.inference.sampling import BatchedSamplingParams, Logprobs, apply_penalties, sample
+from lrkv_jax.inference.sampling import (
+    BatchedSamplingParams,
+    Logprobs,
+    apply_penalties,
+    likeliest,
+    sample,
+)
 
 
 @jax.tree_util.register_dataclass
@@ -106,7 +112,7 @@ def sample_tokens(logits_BV, params, history, length_B, forced_B):
         return token_B if forced_B is None else jnp.where(forced_B < 0, token_B, forced_B)
 
     def greedy():
-        token_B = jnp.argmax(logits_BV, axis=1).astype(jnp.int32)
+        token_B = likeliest(logits_BV)
         return forced(token_B), Logprobs.none(*logits_BV.shape)
 
     def sampled():

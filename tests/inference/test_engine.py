@@ -20,7 +20,7 @@ from lrkv_jax.inference import Engine, Sampling
 from lrkv_jax.inference.calls import batched_params
 from lrkv_jax.inference.pages import PAGE
 from lrkv_jax.inference.request import Request, RngStream, Sequence
-from lrkv_jax.inference.sampling import sample
+from lrkv_jax.inference.sampling import likeliest, sample
 from lrkv_jax.models.attention import MLA
 
 LRKV = FIVE["lrkv"]
@@ -274,7 +274,8 @@ RULES = [
 
 
 def test_each_row_draws_the_tokens_that_it_keeps_in_proportion():
-    """All rules in one batch, each over many keys."""
+    """All rules in one batch, each over many keys. Of equal logits the first is the likeliest."""
+    assert likeliest(jnp.array([[1.0, 3, 3], [jnp.nan] * 3])).tolist()[0] == 1
     ways = [Sequence.of(Request([1], 2, sampling=how)) for how, _, _ in RULES]
     rows = jnp.repeat(jnp.arange(len(RULES)), DRAWS)
     params = jax.tree.map(jnp.asarray, batched_params(ways)).of_slots(rows)
