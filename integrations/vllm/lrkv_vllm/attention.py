@@ -201,32 +201,32 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
             made += torch.einsum("...c,gck->...gk", parts["common"], factor[:, :C])
         return made
 
-    def mix(self, turned: torch.Tensor) -> torch.Tensor:
+    def mix(self, rotated: torch.Tensor) -> torch.Tensor:
         """M_h(q) [..., G, E, K, C + R] of rotated queries [..., G, E, K].
 
         q · rope_s(B x) is [cos sΘ, sin sΘ] · M_h(q) · x for the factor B that makes keys of
         latents x (docs/decode.md of lrkv_jax).
         """
-        a, b = (half[..., None] for half in turned.float().chunk(2, -1))
+        a, b = (half[..., None] for half in rotated.float().chunk(2, -1))
         low, high = self.gained_factor.float().mT[:, None].chunk(2, -2)
         return torch.cat([a * low + b * high, b * low - a * high], -2)
 
     def logits(self, queries, parts: dict[str, torch.Tensor]) -> torch.Tensor:
         """Products of queries [B, T, G, E, ...] and keys, without norms, [B, G, E, T, S]."""
-        turned, latents = queries[0], parts["latents"]
-        (_, T, _, E, K), (S, R) = turned.shape, (latents.shape[1], latents.shape[-1])
+        rotated, latents = queries[0], parts["latents"]
+        (_, T, _, E, K), (S, R) = rotated.shape, (latents.shape[1], latents.shape[-1])
         product = "btgek,bsk->bgets"
-        logits = 0 if self.mla else torch.einsum(product, turned, parts["key"].float())
+        logits = 0 if self.mla else torch.einsum(product, rotated, parts["key"].float())
         if not self.full:
             return logits + torch.einsum("btger,bsgr->bgets", queries[1], latents.float())
         if not self.mla and T * E * R < K:  # fewer numbers than keys have
-            carried = torch.einsum("sk,btgekr->bsgetr", self.turns[:S], self.mix(turned))
+            carried = torch.einsum("sk,btgekr->bsgetr", self.turns[:S], self.mix(rotated))
             products = (carried * latents[:, :, :, None, None]).sum(-1)
             return logits + products.permute(0, 2, 3, 4, 1)
         if "keys" not in parts:  # for all tiles of a prompt
             keys = rotate(self.residual(parts, self.gained_factor), self.turns[:S, None])
             parts["keys"] = keys.float()
-        return logits + torch.einsum("btgek,bsgk->bgets", turned, parts["keys"])
+        return logits + torch.einsum("btgek,bsgk->bgets", rotated, parts["keys"])
 
     def attend(self, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Heads' outputs [B, T, H, K] of a batch's tokens, from the pages of its requests."""

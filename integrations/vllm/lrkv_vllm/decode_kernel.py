@@ -49,7 +49,7 @@ def _through_mix(
 
 @triton.jit
 def _decode(
-    cache, norms, table, lengths, turned, in_latents, mix, turns, out, lse,
+    cache, norms, table, lengths, rotated, in_latents, mix, turns, out, lse,
     scale, page_stride, norm_stride, table_stride, slots, width, norm_width, run,
     H: tl.constexpr, E: tl.constexpr, HB: tl.constexpr, K: tl.constexpr,
     K_: tl.constexpr, KEY: tl.constexpr, COMMON: tl.constexpr, C: tl.constexpr,
@@ -75,7 +75,7 @@ def _decode(
         rows = cache + page * page_stride + (slot % slots) * width
         logits = tl.zeros([HB, TILE], tl.float32)
         if KEY >= 0:
-            q = _part(turned + (head + rows_of) * K, heads, 0, K, K_)
+            q = _part(rotated + (head + rows_of) * K, heads, 0, K, K_)
             key = _part(rows, there, KEY, K, K_)
             logits += tl.dot(q, tl.trans(key), input_precision="ieee")
         if FULL:
@@ -127,9 +127,9 @@ def pow2(width: int) -> int:
 
 def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
     """`FactoredAttention.attend` of requests with one token each, by the kernel: [B, 1, H, K]."""
-    turned, *in_latents = (x[batch.tokens[:, 0]].contiguous() for x in queries)
-    (B, H, K), G = turned.shape, layer.groups
-    mix = layer.mix(turned.unflatten(1, (G, -1))).to(cache.dtype) if layer.full else None
+    rotated, *in_latents = (x[batch.tokens[:, 0]].contiguous() for x in queries)
+    (B, H, K), G = rotated.shape, layer.groups
+    mix = layer.mix(rotated.unflatten(1, (G, -1))).to(cache.dtype) if layer.full else None
     at = {name: start for name, (start, _) in layer.row.parts.items()}
     C, R, V = map(layer.width_of, ("common", "latents", "value_latents"))
     processors = 1
@@ -141,7 +141,7 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
     out = torch.empty(B, H, Z, C + V, device=cache.device)
     lse = torch.empty(B, H, Z, device=cache.device)
     _decode[B, G, Z](
-        cache, norms, batch.table, batch.lengths, turned, *(in_latents or [None]), mix,
+        cache, norms, batch.table, batch.lengths, rotated, *(in_latents or [None]), mix,
         layer.turns, out, lse,
         layer.config.logit_scale, cache.stride(0), norms.stride(0), batch.table.stride(0),
         cache.shape[1], cache.stride(1), norms.stride(1), -(-batch.longest // (Z * tile)) * tile,
