@@ -16,7 +16,7 @@ from triton.knobs import nvidia
 from lrkv_vllm.decode_kernel import MLA_TILE, STAGES, TILE, _decode, pow2
 
 POINTERS = {
-    "cache": "*bf16", "norms": "*fp32", "table": "*i32", "lengths": "*i32", "turned": "*bf16",
+    "cache": "*bf16", "norms": "*fp32", "table": "*i32", "lengths": "*i32", "rotated": "*bf16",
     "in_latents": "*bf16", "mix": "*bf16", "turns": "*fp32", "out": "*fp32", "lse": "*fp32",
     "scale": "fp32",
 }  # fmt: skip
