@@ -20,7 +20,7 @@ PLAN = {
 }  # fmt: skip
 # The lines that each package may have.
 BUDGET = {
-    "config": 1679, "models": 3130, "kernels": 2971, "optim": 468, "distributed": 1469,
+    "config": 1679, "models": 3130, "kernels": 3000, "optim": 468, "distributed": 1469,
     "training": 3003, "data": 3309, "inference": 3051, "serving": 1918, "evaluation": 1537,
     "interop": 2240, "cli": 1702, "lab": 8165, "": 231,
 }  # fmt: skip

@@ -44,7 +44,19 @@ class Consumer:
         """Attend to each piece of the worker, one after another."""
         if self.plan.full:
             self._load_factors()
+        if self.plan.warpgroups == 1:
+            each_piece(self._attend, jnp.int32(0))
+            return
+
+        @pl.when(self.me == 1)
+        def _():
+            plgpu.barrier_arrive(self.r.exchange.at[0])
+
         each_piece(self._attend, jnp.int32(0))
+
+        @pl.when(self.me == 0)
+        def _():  # no barrier is left with a phase unseen
+            plgpu.barrier_wait(self.r.exchange.at[0])
 
     def _attend(self, place, sequence, first, tiles, done):
         """One piece, whose first tile is the worker's `done`-th: its sums go to memory."""
@@ -58,7 +70,7 @@ class Consumer:
             logits_MN = self._logits(i, angle_MJ)
             seen_MN = self.row_MN + start <= length - self.tokens + self._token()
             logits_MN = jnp.where(seen_MN, logits_MN, MASKED)
-            new_peak_N = jnp.maximum(peak_N, logits_MN.max(axis=0))
+            new_peak_N = jnp.maximum(peak_N, self._over_rows(jnp.max, logits_MN, i))
             weights_MN = jnp.where(seen_MN, jnp.exp2(logits_MN - self._rows(new_peak_N)), 0.0)
             # The same in all rows: it scales both totals [M, N] and sums [X, N].
             decay_MN = self._rows(jnp.exp2(peak_N - new_peak_N))
@@ -228,10 +240,8 @@ class Consumer:
     def _add_latent(self, i, valid, head, sums_XN):
         """The sums plus blocksᵀ · weights of a head's latent values, in the head's columns."""
         plan, r = self.plan, self.r
-        mine_MN = lax.div(self.column_MN, jnp.int32(plan.queries)) == head
-        if plan.repeats > 1:  # with the division 96 bytes are spilled at 128M
-            first = head * plan.queries
-            mine_MN = (self.column_MN >= first) & (self.column_MN < first + plan.queries)
+        first = head * plan.queries
+        mine_MN = (self.column_MN >= first) & (self.column_MN < first + plan.queries)
         begin = (plan.heads + head) * plan.rank_blocks
 
         def average(block):
@@ -301,11 +311,26 @@ class Consumer:
             plgpu.copy_smem_to_gmem(r.sums_s.at[me], r.sums.at[place, self.unit, me, block])
             plgpu.wait_smem_to_gmem(0)
         r.peak_s[me] = peak_N
-        r.total_s[me] = total_MN.sum(axis=0)
+        r.total_s[me] = self._over_rows(jnp.sum, total_MN, place)
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(r.peak_s.at[me], r.peak.at[place, self.unit, me])
         plgpu.copy_smem_to_gmem(r.total_s.at[me], r.total.at[place, self.unit, me])
         plgpu.wait_smem_to_gmem(0)
+
+    def _over_rows(self, reduce, array_MN, i):
+        """The rows reduced to one, [N], by one warpgroup after the other.
+
+        A warpgroup's four warps have 16 rows each, and Mosaic has them meet in one place in shared
+        memory, the same for all warpgroups.
+        """
+        if self.plan.warpgroups == 1:
+            return reduce(array_MN, axis=0)
+        # An index that is not known before: a fixed address would be held, and spilled.
+        mine = self.me + jnp.minimum(i, 0)
+        plgpu.barrier_wait(self.r.exchange.at[mine])
+        reduced_N = reduce(array_MN, axis=0)
+        plgpu.barrier_arrive(self.r.exchange.at[1 - self.me])
+        return reduced_N
 
     def _shared_slot(self, i, index):
         return lax.rem(i * self.plan.tile_slots + index, self.plan.ring)

@@ -109,6 +109,8 @@ def _scratch(plan, dtype, query_dtype):
         "total_s": plgpu.SMEM((Q, N), jnp.float32),
         "queries_ready": plgpu.Barrier(num_arrivals=2 if plan.full else 1, num_barriers=Q),
     }
+    if Q > 1:
+        scratch["exchange"] = plgpu.Barrier(num_barriers=Q)  # whose turn it is to reduce rows
     if plan.rank:
         scratch |= {
             "head_slots": slots(Q * plan.head_ring, TILE, WIDTH),
