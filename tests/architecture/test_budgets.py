@@ -12,7 +12,7 @@ import lrkv_jax
 
 PACKAGE = Path(lrkv_jax.__file__).parent
 ROOT = PACKAGE.parent
-# What was planned, 31,000 lines in all; docs/decisions.md says why more are kept.
+# What was planned, 31,000 lines in all; CONTRIBUTING.md says why more are kept.
 PLAN = {
     "config": 1500, "models": 2500, "kernels": 2300, "optim": 500, "distributed": 1500,
     "training": 2900, "data": 3200, "inference": 2700, "serving": 1600, "evaluation": 1400,
@@ -26,7 +26,7 @@ BUDGET = {
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_000, 2_000, 800
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_000, 2_800, 800
 
 
 def lines_of(path):

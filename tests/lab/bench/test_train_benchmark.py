@@ -11,10 +11,9 @@ import pytest
 from support.command import lrkv
 from support.tiny import TINY
 
-from lrkv_jax.distributed.hardware import HARDWARE
 from lrkv_jax.lab.bench import clock, train
 from lrkv_jax.lab.bench.report import MEASURED, WRONG, variants_of
-from lrkv_jax.lab.bench.train import TrainBenchmark, TrainTiming, tables
+from lrkv_jax.lab.bench.train import TrainBenchmark, tables
 from lrkv_jax.models.accounting.counts import training_flops_per_token
 from lrkv_jax.training.state import resolve
 
@@ -105,16 +104,3 @@ def test_a_step_that_is_wrong_is_not_timed_and_one_that_cannot_start_stops_no_ot
     stubbed.setattr(Stub, "first_loss", 1.0)
     (row,) = on_one_device(SMALL)["rows"]
     assert row.status == WRONG and row.ms is None and "not ln V = 4.159" in row.reason
-
-
-def test_mfu_is_of_products_and_sheet(monkeypatch):
-    """Steps that take 10 s; products at 1 TFLOP/s."""
-    monkeypatch.setattr(clock, "matmul_timer", lambda mesh, dtype: (lambda: 0.5, 0.5e12))
-    monkeypatch.setattr(train, "hardware_of", lambda kind: HARDWARE["h200"])
-    row = TrainTiming("s", "mha", 1, 1, 8, 4, 16, 1, "none", "bfloat16", {}, 1, int(4e12))
-    mesh = SimpleNamespace(devices=jax.make_mesh((2,), ("x",)).devices, size=2)
-    train._time(TrainBenchmark(samples=1), mesh, [(row, SimpleNamespace(timer=lambda: 10.0))])
-    assert row.ms == 10e3
-    assert row.tokens_per_second == 6.4 and row.flops_per_second == 4e11
-    assert row.mfu_of_ceiling == pytest.approx(0.4)
-    assert row.mfu_of_datasheet == pytest.approx(4e11 / (2 * 989.5e12))

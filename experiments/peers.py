@@ -1,0 +1,294 @@
+"""This package beside what else people would use, on this machine's cores, in one run.
+
+    python experiments/peers.py --torch PYTHON --nanodo FOLDER \
+        --folder SMOLLM2 --transformers PYTHON --llama PYTHON --vllm PYTHON
+
+Each peer is a process of `experiments/peers`, in the interpreter that its option names; peers
+whose options are left out are left out. They compute in turn, so that a round's ratio is of
+neighbours; measure on an idle machine.
+
+Training: the quickstart's model, and one of 256 x 6 layers, as MHA, LRKV `full` and `latent`, next
+to the same function in PyTorch, eager and by `torch.compile`, each with the C library's allocator
+as it starts and told to keep what is freed; and nanodo's model next to MHA. PyTorch must take the
+same first steps.
+
+Decoding: a folder of transformers' Llama class (`experiments/smollm2_folder.py` makes one), in
+float32 and greedily, one request and eight. Every peer must give the same first tokens.
+
+Without --out the tables also go to docs/performance.md.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import numpy as np
+
+from lrkv_jax import files
+from lrkv_jax.config import load_config
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.bench.report import machine, replace_between, table
+from lrkv_jax.models.transformer import init_parameters
+
+HERE = Path(__file__).parent
+PEERS, RESULTS, PAGE = HERE / "peers", HERE / "results", HERE.parent / "docs/performance.md"
+CORES = len(os.sched_getaffinity(0))
+# glibc's, read when a process starts: no array is mapped by itself, and the heap is never trimmed.
+KEEPS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
+VARIANTS = {"mha": (), "lrkv": ("attention.rope=full",), "lrkv_latent": ()}
+SHAPES = {
+    "quickstart": (),
+    "256 x 6": ("model.width=256", "model.head_width=64", "model.layers=6", "model.unroll=6"),
+}
+# Float32 sums of other orders differ by 1e-6 or so; another optimizer's by far more.
+SAME = {"loss": 1e-4, "grad_norm": 1e-3}
+OURS = "lrkv_jax"
+
+
+class Peer:
+    """A process that answers a line of JSON with one; the first makes it."""
+
+    def __init__(self, python, script, *arguments, keeps=False, **order):
+        self.name, self.said = script, tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [python, PEERS / script, *arguments], text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.said,
+            env={**os.environ, **(KEEPS if keeps else {})},
+        )  # fmt: skip
+        self.version = self.ask(threads=CORES, **order)["version"]
+
+    def ask(self, **order):
+        """The answer; raises LrkvError, with what the process said last, where there is none."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(order) + "\n")
+            self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            self.process.wait()
+            self.said.seek(0)
+            last = self.said.read().strip().splitlines() or ["it said nothing"]
+            raise LrkvError(f"{self.name} stopped: {last[-1]}")
+        return json.loads(answer)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.communicate()
+        self.said.close()
+
+
+def spread(values):
+    """Median, and the quartiles around it."""
+    if len(values) < 2:
+        return [values[0]] * 3
+    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
+    return [median, first, third]
+
+
+def rows_of(places, peers, rates):
+    """A row for each peer: its rates of each kind, and ours over it, of each round."""
+    return [
+        places
+        | {"peer": name, "version": peers[name].version}
+        | {kind: spread(found) for kind, found in rates[name].items()}
+        | {
+            f"ours over it, {kind}": spread(list(np.divide(rates[OURS][kind], found)))
+            for kind, found in rates[name].items()
+        }
+        for name in peers
+    ]
+
+
+def training(options):
+    """Rows of each shape and variant."""
+    for shape, changes in SHAPES.items():
+        for variant in VARIANTS:
+            if options.only in (None, f"{shape}/{variant}"):
+                yield from trained(options, shape, variant, changes)
+
+
+def trained(options, shape, variant, changes):
+    """The rows of a variant at a shape: every peer's, timed in turn."""
+    print(f"training {shape}, {variant}", file=sys.stderr)
+    changes = [
+        f"attention={variant}", *VARIANTS[variant], "optimizer.schedule=constant", "mesh.fsdp=1",
+        *changes, *options.changes,
+    ]  # fmt: skip
+    config = load_config("quickstart", changes)
+    model, rule = config.model, config.optimizer
+    shape_NBU = (4, config.train.global_batch_size, config.train.seq_len + 1)
+    tokens_NBU = np.random.default_rng(0).integers(0, model.vocabulary, shape_NBU, np.int32)
+    order = {
+        "config": "quickstart", "changes": changes,
+        "model": model.model_dump(mode="json")
+        | {"feed_forward": model.feed_forward_width, "length": config.train.seq_len},
+        "optimizer": rule.model_dump(mode="json")
+        | {"momentum": rule.muon.momentum, "iterations": rule.muon.iterations},
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        order |= {"parameters": f"{folder}/p.npz", "tokens": f"{folder}/t.npy"}
+        np.save(order["tokens"], tokens_NBU)
+        np.savez(order["parameters"], **parameters(config))
+        peers, first = {}, {}
+        for name, arguments, how in training_peers(options, variant):
+            peers[name] = stack.enter_context(Peer(*arguments, **how, **order))
+            first[name] = peers[name].ask(steps=4)
+            if name.startswith("torch"):
+                same_steps(name, first[name], first[OURS])
+        rates = {name: {"tokens/s": []} for name in peers}
+        each = (tokens_NBU[0].size - len(tokens_NBU[0])) * options.burst
+        for number in range(options.rounds + 1):
+            for name, peer in peers.items():
+                seconds = peer.ask(steps=options.burst)["seconds"]
+                if number:  # the first round has no clock
+                    rates[name]["tokens/s"].append(each / seconds)
+        return rows_of({"part": "training", "of": f"{shape}, {variant}"}, peers, rates)
+
+
+def training_peers(options, variant):
+    """(name, what to start, how) of each peer."""
+    yield OURS, (sys.executable, "ours_train.py"), {}
+    yield f"{OURS}, memory kept", (sys.executable, "ours_train.py"), {"keeps": True}
+    if options.torch:
+        for what in ("eager", "compiled"):
+            for keeps in (False, True):
+                name = f"torch {what}{', memory kept' if keeps else ''}"
+                how = {"keeps": keeps, "compile": what == "compiled"}
+                yield name, (options.torch, "torch_train.py"), how
+    if options.nanodo and variant == "mha":
+        yield "nanodo", (sys.executable, "nanodo_train.py", options.nanodo), {}
+
+
+def parameters(config):
+    """Parameters by name, N(0, 1/fan-in) where they start at zero: output projections, head."""
+    rng, found = np.random.default_rng(1), {}
+    for path, leaf in jax.tree.leaves_with_path(init_parameters(config.model, 0)):
+        name, value = jax.tree_util.keystr(path, simple=True, separator="."), np.asarray(leaf)
+        if not value.any():
+            inputs = np.prod(value.shape[1 if name.startswith("blocks") else 0 : -1])
+            value = rng.standard_normal(value.shape, np.float32) / np.float32(inputs**0.5)
+        found[name] = value
+    return found
+
+
+def same_steps(name, theirs, ours):
+    """Raise LrkvError unless both took the same first steps."""
+    for what, most in SAME.items():
+        a, b = (np.atleast_1d(each[what]) for each in (theirs, ours))
+        worst = np.max(np.abs(a - b) / np.abs(b))
+        if not worst < most:
+            raise LrkvError(f"{name}: {what} differs by {worst:.1e}: it is another model")
+
+
+def decoding(options):
+    """Rows of one request and of eight: every peer's, timed in turn."""
+    ways = {OURS: (sys.executable, "ours_decode.py", {})}
+    for cache in ("dynamic", "static") if options.transformers else ():
+        how = {"cache": cache}
+        ways[f"transformers, {cache}"] = (options.transformers, "transformers_decode.py", how)
+    for name in ("llama", "vllm"):
+        if python := getattr(options, name):
+            ways[name] = (python, f"{name}_decode.py", {})
+    rng = np.random.default_rng(0)
+    if options.folder:
+        vocabulary = json.loads((options.folder / "config.json").read_text())["vocab_size"]
+    for requests in (1, 8) if options.folder else ():
+        print(f"decoding, {requests} at once", file=sys.stderr)
+        order = {"folder": str(options.folder), "requests": requests}
+        order |= {"length": options.prompt + options.new + 64}
+        with contextlib.ExitStack() as stack:
+            peers = {
+                name: stack.enter_context(Peer(python, script, **how, **order))
+                for name, (python, script, how) in ways.items()
+            }
+            rates = {name: {"prompt tokens/s": [], "new tokens/s": []} for name in peers}
+            for number in range(options.rounds + 1):
+                prompts = rng.integers(vocabulary, size=(2, requests, options.prompt)).tolist()
+                tokens = {
+                    name: decoded(options, *prompts, peers[name], rates[name]) for name in peers
+                }
+                if not number:
+                    same_tokens(tokens)
+                    rates = {name: {kind: [] for kind in rates[name]} for name in peers}
+        of = "1 request" if requests == 1 else f"{requests} requests"
+        yield from rows_of({"part": "decoding", "of": of}, peers, rates)
+
+
+def decoded(options, short, long, peer, rates):
+    """One token after some prompts, then many after others, which no peer has read: the many."""
+    first = peer.ask(prompts=short, new=1)["seconds"]
+    more = peer.ask(prompts=long, new=options.new)
+    rates["prompt tokens/s"].append(len(short) * options.prompt / first)
+    rates["new tokens/s"].append(len(long) * (options.new - 1) / (more["seconds"] - first))
+    return more["tokens"]
+
+
+def same_tokens(tokens):
+    """Raise LrkvError unless each peer's texts begin as ours: later, a rounding may decide."""
+    for name, texts in tokens.items():
+        for text, ours in zip(texts, tokens[OURS], strict=True):
+            if text[:4] != ours[:4]:
+                raise LrkvError(f"{name} goes on with {text[:4]}, {OURS} with {ours[:4]}")
+
+
+def tables(report):
+    """A text for each part: where and when, and a table of medians with quartiles."""
+    found = {}
+    for part in dict.fromkeys(row["part"] for row in report["rows"]):
+        rows = [row for row in report["rows"] if row["part"] == part]
+        kinds = [kind for kind in rows[0] if "tokens/s" in kind]
+        cells = [[row["of"], row["peer"], *(ranged(row[kind]) for kind in kinds)] for row in rows]
+        versions = ", ".join(dict.fromkeys(row["version"] for row in rows))
+        place = f"{report['device']}, {report['cores']} cores, {report['date'][:10]}; {versions}"
+        found[part] = f"{place}\n\n{table([part, 'peer', *kinds], cells, 'pipe', left=2)}"
+    return found
+
+
+def ranged(found):
+    median, low, high = (f"{value:,.{0 if found[0] >= 100 else 2}f}" for value in found)
+    return f"{median} ({low}–{high})"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("changes", nargs="*", help="of training, as in model.layers=2")
+    parser.add_argument("--torch", metavar="PYTHON", help="with torch and numpy")
+    parser.add_argument("--nanodo", metavar="FOLDER", help="a clone of google-deepmind/nanodo")
+    parser.add_argument("--only", metavar="SHAPE/VARIANT", help="as in quickstart/mha, or none")
+    parser.add_argument("--folder", type=Path, help="the model to decode")
+    parser.add_argument("--transformers", metavar="PYTHON", help="with torch and transformers")
+    parser.add_argument("--llama", metavar="PYTHON", help="with llama-cpp-python and gguf")
+    parser.add_argument("--vllm", metavar="PYTHON", help="with vllm for a CPU")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=64, help="tokens after a prompt")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--burst", type=int, default=2, help="steps of training in a burst")
+    parser.add_argument("--out", type=Path, help="a folder for peers_cpu.json")
+    options = parser.parse_args()
+    rows = [*training(options), *decoding(options)]
+    report = {"benchmark": "peers", **machine(), "rows": rows}
+    out = options.out or RESULTS
+    out.mkdir(parents=True, exist_ok=True)
+    files.write_json(out / "peers_cpu.json", report)
+    for part, text in tables(report).items():
+        print(f"{text}\n")
+        if options.out is None:
+            replace_between(PAGE, f"measured: {part}", text)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except LrkvError as error:
+        sys.exit(f"peers: {error}")

@@ -1,0 +1,29 @@
+"""lrkv_jax's engine, a peer of `peers.py`: takes the same orders as transformers_decode.py."""
+
+import tempfile
+import time
+
+import jax
+from answering import answer
+
+from lrkv_jax.inference import Engine
+from lrkv_jax.interop.importing import import_model
+from lrkv_jax.training.restore import load_run
+
+
+def make(folder, requests, length, **_):
+    with tempfile.TemporaryDirectory() as run:
+        import_model(folder, f"{run}/run")
+        engine = Engine(load_run(f"{run}/run"), batch=requests, length=length)
+    engine.warm()
+
+    def generate(prompts, new):
+        start = time.perf_counter()
+        tokens = engine.generate(prompts, new)
+        return {"seconds": time.perf_counter() - start, "tokens": tokens}
+
+    return f"jax {jax.__version__}", generate
+
+
+if __name__ == "__main__":
+    answer(make)
