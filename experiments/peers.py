@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -42,6 +43,7 @@ from lrkv_jax.models.transformer import init_parameters
 HERE = Path(__file__).parent
 PEERS, RESULTS, PAGE = HERE / "peers", HERE / "results", HERE.parent / "docs/performance.md"
 CORES = len(os.sched_getaffinity(0))
+PAUSE = 0.5  # seconds: threads of OpenMP spin for 0.2 after their last work
 # glibc's, read when a process starts: no array is mapped by itself, and the heap is never trimmed.
 KEEPS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
 VARIANTS = {"mha": (), "lrkv": ("attention.rope=full",), "lrkv_latent": ()}
@@ -68,6 +70,7 @@ class Peer:
 
     def ask(self, **order):
         """The answer; raises LrkvError, with what the process said last, where there is none."""
+        time.sleep(PAUSE)
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(order) + "\n")
             self.process.stdin.flush()
