@@ -22,7 +22,7 @@ import argparse
 import contextlib
 import json
 import os
-import statistics
+import re
 import subprocess
 import sys
 import tempfile
@@ -37,6 +37,7 @@ import numpy as np
 from lrkv_jax import files
 from lrkv_jax.config import load_config
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.bench.clock import quartiles
 from lrkv_jax.lab.bench.report import machine, replace_between, table
 from lrkv_jax.models.transformer import init_parameters
 
@@ -93,9 +94,7 @@ class Peer:
 
 def spread(values):
     """Median, and the quartiles around it."""
-    if len(values) < 2:
-        return [values[0]] * 3
-    first, median, third = statistics.quantiles(values, n=4, method="inclusive")
+    first, median, third = quartiles(values)
     return [median, first, third]
 
 
@@ -281,6 +280,8 @@ def main():
     options = parser.parse_args()
     rows = [*training(options), *decoding(options)]
     report = {"benchmark": "peers", **machine(), "rows": rows}
+    # Where the interpreters lie on this machine says nothing.
+    report["command"] = re.sub(r"(?<=[ =])/\S*/", "", report["command"])
     out = options.out or RESULTS
     out.mkdir(parents=True, exist_ok=True)
     files.write_json(out / "peers_cpu.json", report)
