@@ -50,7 +50,9 @@ def test_the_command_leaves_consistent_rows_of_which_none_is_missing(capsys, mon
         assert row.bytes_per_second == pytest.approx(row.bytes_to_move / (row.us * 1e-6))
         assert row.share_of_copy == pytest.approx(row.bytes_per_second / copy)
         assert row.error < 1e-4 and row.temp_bytes >= 0
+    assert rows[0].bytes_to_move == 2 * 32 * 2 * 4 * 32 * 4  # 4 heads of 32, in float32
     unmeasured = [row for row in every if row.status != MEASURED]
+    assert len(unmeasured) == 6 - 3
     for row in unmeasured:
         assert row.status == SKIPPED and row.implementation in ("mosaic", "jax")
         assert row.us is None and row.reason and "\n" not in row.reason
