@@ -392,6 +392,7 @@ def main() -> None:
     os.dup2(2, 1)
     job = json.loads(sys.argv[1])
     name, dry, end = job["stage"], job["dry"], time.monotonic() + job["seconds"]
+    sys.argv[:] = ["first_light.py", "--stages", name]  # the command that the reports name
     if dry:  # the kernel's interpreter needs more threads than a small machine gives
         count = 8 if name == "kernels" else 1
         flags = f"--xla_force_host_platform_device_count={count}"

@@ -20,12 +20,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 # Rotating buffers add up to so many bytes, so that a call's data are gone from the last-level cache
 # when their turn comes again: 50 MiB on an H100, 32 to 64 on a CPU.
 ROTATED_BYTES = 192 << 20
-# A GPU sample is several programs of several calls, so that the host stays ahead of the device.
+# On a GPU the host must stay ahead: a sample is several programs of several calls.
 GPU_CALLS, GPU_LAUNCHES = 8, 16
-
-# Large enough for the library's best rate, small enough to be sampled often.
-SIDE = {"cpu": 2048, "gpu": 8192}
-IN_A_ROW = {"cpu": 1, "gpu": 8}  # on a GPU the host must stay ahead of the device
+SIDE, GPU_SIDE = 2048, 8192  # at which the library reaches its best rate, and no larger
 
 # Seconds of calls before the one that is timed: after 100 ms of another program's, the second and
 # third of 4 ms still take 1.3 and 1.1 of the time.
@@ -34,9 +31,12 @@ LEAD = 0.01
 Timer = Callable[[], float]
 
 
-def copies_needed(nbytes: int) -> int:
-    """Buffers of `nbytes` to rotate: together `ROTATED_BYTES` or more."""
-    return max(1, -(-ROTATED_BYTES // max(nbytes, 1)))
+def copies_needed(nbytes: int, room: int) -> int:
+    """Buffers of `nbytes` to rotate: together `ROTATED_BYTES`, for all calls if `room` allows."""
+    # A GPU's program with one short call would measure how fast the host starts programs.
+    least = max(1, -(-ROTATED_BYTES // max(nbytes, 1)))
+    calls = 1 if jax.default_backend() == "cpu" else min(GPU_CALLS, room // max(nbytes, 1))
+    return max(least, calls)
 
 
 def memory_limit() -> int:
@@ -110,11 +110,14 @@ def copy_bandwidth(nbytes: int, samples: int = 9) -> list[float]:
     """Bytes/s of a jitted in-place `x + 1`: each value is read once and written once."""
     add = jax.jit(lambda x: x + 1, donate_argnums=0)
     x = jnp.zeros(nbytes // 4, jnp.float32)
+    count = 1 if jax.default_backend() == "cpu" else GPU_CALLS
     rates = []
     for _ in range(samples + 1):
         start = time.perf_counter()
-        x = jax.block_until_ready(add(x))
-        rates.append(2 * x.nbytes / (time.perf_counter() - start))
+        for _ in range(count):
+            x = add(x)
+        jax.block_until_ready(x)
+        rates.append(2 * count * x.nbytes / (time.perf_counter() - start))
     return rates[1:]
 
 
@@ -123,8 +126,8 @@ def matmul_timer(mesh: Mesh, dtype: str) -> tuple[Timer, float]:
 
     FLOPs are those of all devices together. Values are random: a GPU's clock depends on them.
     """
-    backend = "cpu" if jax.default_backend() == "cpu" else "gpu"
-    N, calls, devices = SIDE[backend], IN_A_ROW[backend], mesh.size
+    on_cpu, devices = jax.default_backend() == "cpu", mesh.size
+    N, calls = (SIDE, 1) if on_cpu else (GPU_SIDE, GPU_CALLS)
     where = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
 
     def make(seed: int, std: float):

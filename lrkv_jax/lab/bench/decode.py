@@ -26,7 +26,6 @@ from lrkv_jax.lab.bench.problems import (
     cache_nbytes,
     lengths_of,
     make_problem,
-    nbytes_of,
     reference_of,
     tolerance,
     with_kernel,
@@ -136,7 +135,6 @@ class DecodeTiming:
     share_of_copy: float | None = None
     time_over_mha: float | None = None  # the fastest MHA at its shape
     bytes_over_mha: float | None = None
-    temp_bytes: int | None = None  # the program's temporary memory
 
     @property
     def name(self) -> str:
@@ -206,21 +204,22 @@ def _at_one_shape(
     }
     every = [row for of_variant in rows.values() for row in of_variant]
     caches = [cache_nbytes(model, batch, length, settings.dtype) for model in models.values()]
-    need = sum(nbytes * clock.copies_needed(nbytes) for nbytes in caches)
-    if report.skip_unless_it_fits(every, need, clock.memory_limit()):
+    limit = clock.memory_limit()
+    copies = [clock.copies_needed(nbytes, limit // len(caches)) for nbytes in caches]
+    need = sum(nbytes * count for nbytes, count in zip(caches, copies, strict=True))
+    if report.skip_unless_it_fits(every, need, limit):
         candidates: list[Candidate] = []
-        for variant, model in models.items():
+        for (variant, model), count in zip(models.items(), copies, strict=True):
             begin(variant)
             problem = make_problem(model, lengths_B, length, settings.dtype, settings.seed)
-            candidates += _candidates(rows[variant], problem)
+            candidates += _candidates(rows[variant], problem, count)
         _time(candidates, settings.samples)
     report.compare_with_mha(every, time_over_mha="us", bytes_over_mha="bytes_to_move")
     return every
 
 
-def _candidates(rows: list[DecodeTiming], problem: DecodeProblem) -> list[Candidate]:
+def _candidates(rows: list[DecodeTiming], problem: DecodeProblem, count: int) -> list[Candidate]:
     """The timed calls of one variant: all implementations read the same copies of its cache."""
-    count = clock.copies_needed(nbytes_of(problem.cache))
     copies = [problem.cache, *(_copy(problem.cache) for _ in range(count - 1))]
     reference = reference_of(problem)
     made = []
@@ -243,8 +242,16 @@ def _checked_timer(
 ) -> clock.Timer | None:
     """Compile a function, check it at its full shape, and time it; None if it is wrong."""
     inputs, lengths_B = problem.inputs, problem.lengths_B
-    compiled = jax.jit(attend).lower(inputs, copies[0], lengths_B).compile()
-    row.error = reference.error(*compiled(inputs, copies[0], lengths_B))
+    calls, launches = clock.calls_and_launches(len(copies))
+    one = jax.jit(attend)  # traced and lowered once for all calls
+
+    @jax.jit
+    def several(inputs, caches, lengths_B):
+        return [one(inputs, cache, lengths_B) for cache in caches]
+
+    sets = [copies[i : i + calls] for i in range(0, len(copies) - calls + 1, calls)]
+    compiled = several.lower(inputs, sets[0], lengths_B).compile()
+    row.error = reference.error(*compiled(inputs, sets[0], lengths_B)[0])
     allowed = tolerance(row.dtype)
     if row.error > allowed:
         row.status = report.WRONG
@@ -253,17 +260,7 @@ def _checked_timer(
         )
         return None
     row.bytes_to_move = problem.bytes_to_move
-    row.temp_bytes = compiled.memory_analysis().temp_size_in_bytes
-    calls, launches = clock.calls_and_launches(len(copies))
-    if calls == 1:
-        return clock.timer(compiled, [(inputs, one, lengths_B) for one in copies], 1, launches)
-
-    @jax.jit
-    def several(inputs, caches, lengths_B):
-        return [attend(inputs, cache, lengths_B) for cache in caches]
-
-    sets = [copies[i : i + calls] for i in range(0, len(copies) - calls + 1, calls)]
-    return clock.timer(several, [(inputs, some, lengths_B) for some in sets], calls, launches)
+    return clock.timer(compiled, [(inputs, some, lengths_B) for some in sets], calls, launches)
 
 
 def _time(candidates: list[Candidate], samples: int) -> None:

@@ -49,7 +49,7 @@ def test_the_command_leaves_consistent_rows_of_which_none_is_missing(capsys, mon
         assert 0 < row.us_first_quartile <= row.us <= row.us_third_quartile
         assert row.bytes_per_second == pytest.approx(row.bytes_to_move / (row.us * 1e-6))
         assert row.share_of_copy == pytest.approx(row.bytes_per_second / copy)
-        assert row.error < 1e-4 and row.temp_bytes >= 0
+        assert row.error < 1e-4
     assert rows[0].bytes_to_move == 2 * 32 * 2 * 4 * 32 * 4  # 4 heads of 32, in float32
     unmeasured = [row for row in every if row.status != MEASURED]
     assert len(unmeasured) == 6 - 3
@@ -101,7 +101,7 @@ def test_a_program_of_several_calls_takes_each_copy_in_turn(monkeypatch):
 
     marks = iter(range(1, 100))
     monkeypatch.setattr(clock, "calls_and_launches", lambda copies: (min(2, copies), 3))
-    monkeypatch.setattr(clock, "copies_needed", lambda nbytes: 5)
+    monkeypatch.setattr(clock, "copies_needed", lambda nbytes, room: 5)
     monkeypatch.setattr(
         decode, "_copy", lambda cache, add=marks: jax.tree.map(lambda a: a * 0 + next(add), cache)
     )
@@ -110,7 +110,7 @@ def test_a_program_of_several_calls_takes_each_copy_in_turn(monkeypatch):
     run(ALONE)
     jax.effects_barrier()
     # The check, then two copies a program and three programs: the last of five copies is left out.
-    _, *timed = seen
+    _, _, *timed = seen
     assert len(timed) == 6 and sorted(timed) == sorted([*dict.fromkeys(timed), *timed[:2]])
     assert len(set(timed)) == 4
 

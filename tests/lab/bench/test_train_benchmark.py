@@ -27,7 +27,7 @@ SMALL = TrainBenchmark(
 @pytest.fixture(autouse=True)
 def small_products(monkeypatch):
     """Their rate itself is not tested."""
-    monkeypatch.setattr(clock, "SIDE", {"cpu": 64})
+    monkeypatch.setattr(clock, "SIDE", 64)
 
 
 @pytest.fixture

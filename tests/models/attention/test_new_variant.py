@@ -76,7 +76,7 @@ def test_it_trains_decodes_as_it_was_trained_and_stands_in_tables(folder, capsys
 def test_its_decoding_and_its_training_step_are_measured(folder, monkeypatch):
     monkeypatch.setattr(decode, "COPY_BYTES", {"cpu": 1 << 20})
     monkeypatch.setattr(clock, "ROTATED_BYTES", 1 << 16)
-    monkeypatch.setattr(clock, "SIDE", {"cpu": 16})
+    monkeypatch.setattr(clock, "SIDE", 16)
     settings = decode.DecodeBenchmark(
         scales=("tied.yaml",), batches=(2,), lengths=(32,), implementations=("xla",),
         samples=2,
