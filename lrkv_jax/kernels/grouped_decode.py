@@ -4,6 +4,7 @@ B batch  T queries  S cache slots  c slots of a chunk  H heads  G key/value head
 K head width
 """
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lrkv_jax.kernels import dispatch, online
@@ -65,24 +66,39 @@ def _mosaic(plan, q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale, interpret)
 
 
 def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale):
-    B, T, H, K = q_BTHK.shape
-    S, G = online.slots_of(k_BSGK, pages_BN), k_BSGK.shape[2]
-    q_BGNTK = q_BTHK.reshape(B, T, G, H // G, K).transpose(0, 2, 3, 1, 4)
-    each = T * H // G  # queries of a key
+    (B, T, H, K), G = q_BTHK.shape, k_BSGK.shape[2]
+    S, groups = online.slots_of(k_BSGK, pages_BN), G
+    if whole_rows := 1 < G < H and online.is_small_batch(T * H):
+        # On a CPU a product of each group copies the cache, which takes longer than zeros: all
+        # heads' queries meet a slot's whole row, and are zero where other groups' keys are.
+        own_GNG1 = jnp.eye(G, dtype=q_BTHK.dtype)[:, None, :, None]
+        q_BTHK = (q_BTHK.reshape(B, T, G, H // G, 1, K) * own_GNG1).reshape(B, T, H, G * K)
+        groups = 1
+    each = T * H // groups  # queries of a key
     small_batch = online.is_small_batch(each)
     chunk = online.default_chunk(S, small_batch, B * G * K, single_sequence=B * G == 1)
-    if each == 2 and chunk == S and pages_BN is None:
-        small_batch = (
-            False  # no slice to copy: the queries on the left are the faster product for two
-        )
+    if whole_rows:
+        chunk = min(S, online.LEAST)
+    elif each == 2 and chunk == S and pages_BN is None:
+        # No slice to copy: the queries on the left are the faster product for two.
+        small_batch = False
+    q_BGNTK = q_BTHK.reshape(B, T, groups, H // groups, -1).transpose(0, 2, 3, 1, 4)
+
+    def slots(array_BSGK, start, seen_Bc=None):
+        some_BcGK = online.slots(array_BSGK, pages_BN, start, chunk, seen_Bc)
+        return some_BcGK.reshape(B, chunk, groups, -1)
 
     def logits(index, start):
-        k_BcGK = online.slots(k_BSGK, pages_BN, start, chunk)
+        k_BcGK = slots(k_BSGK, start)
         return scale * online.dots("BGNTK,BcGK->BGNTc", q_BGNTK, k_BcGK, small_batch)
 
     def values(weights_BGNTc, start, seen_Bc):
-        v_BcGK = online.slots(v_BSGK, pages_BN, start, chunk, seen_Bc)
+        v_BcGK = slots(v_BSGK, start, seen_Bc)
         return (online.averages("BGNTc,BcGK->BGNTK", weights_BGNTc, v_BcGK, small_batch),)
 
     (out_BGNTK,), lse_BGNT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
-    return online.by_head(out_BGNTK), online.by_head(lse_BGNT)
+    out_BTHK, lse_BTH = online.by_head(out_BGNTK), online.by_head(lse_BGNT)
+    if whole_rows:
+        out_BTNKG = jnp.diagonal(out_BTHK.reshape(B, T, G, H // G, G, K), axis1=2, axis2=4)
+        out_BTHK = jnp.moveaxis(out_BTNKG, -1, 2).reshape(B, T, H, K)
+    return out_BTHK, lse_BTH
