@@ -73,27 +73,19 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale):
         # heads' queries meet a slot's whole row, and are zero where other groups' keys are.
         own_GNG1 = jnp.eye(G, dtype=q_BTHK.dtype)[:, None, :, None]
         q_BTHK = (q_BTHK.reshape(B, T, G, H // G, 1, K) * own_GNG1).reshape(B, T, H, G * K)
-        groups = 1
-    each = T * H // groups  # queries of a key
-    small_batch = online.is_small_batch(each)
-    chunk = online.default_chunk(S, small_batch, B * G * K, single_sequence=B * G == 1)
-    if whole_rows:
-        chunk = min(S, online.LEAST)
-    elif each == 2 and chunk == S and pages_BN is None:
-        # No slice to copy: the queries on the left are the faster product for two.
-        small_batch = False
+        groups, chunk = 1, min(S, online.LEAST)
+    small_batch = online.is_small_batch(T * H // groups)
+    if not whole_rows:
+        chunk = online.default_chunk(S, small_batch, B * G * K, single_sequence=B * G == 1)
     q_BGNTK = q_BTHK.reshape(B, T, groups, H // groups, -1).transpose(0, 2, 3, 1, 4)
 
-    def slots(array_BSGK, start, seen_Bc=None):
-        some_BcGK = online.slots(array_BSGK, pages_BN, start, chunk, seen_Bc)
-        return some_BcGK.reshape(B, chunk, groups, -1)
-
     def logits(index, start):
-        k_BcGK = slots(k_BSGK, start)
+        k_BcGK = online.slots(k_BSGK, pages_BN, start, chunk).reshape(B, chunk, groups, -1)
         return scale * online.dots("BGNTK,BcGK->BGNTc", q_BGNTK, k_BcGK, small_batch)
 
     def values(weights_BGNTc, start, seen_Bc):
-        v_BcGK = slots(v_BSGK, start, seen_Bc)
+        v_BcGK = online.slots(v_BSGK, pages_BN, start, chunk, seen_Bc)
+        v_BcGK = v_BcGK.reshape(B, chunk, groups, -1)
         return (online.averages("BGNTc,BcGK->BGNTK", weights_BGNTc, v_BcGK, small_batch),)
 
     (out_BGNTK,), lse_BGNT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)

@@ -186,17 +186,9 @@ def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_
 
 
 def _mosaic(
-    plan,
-    q_BTHK,
-    k_shared_BSK,
-    v_shared_BSK,
-    residual,
-    inverse_norm_BGS,
-    pages_BN,
-    lengths_B,
-    scale,
-    interpret,
-):
+    plan, q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_BN, lengths_B,
+    scale, interpret,
+):  # fmt: skip
     # Imported here: a CPU needs no Pallas, and it takes a while to load.
     from lrkv_jax.kernels.gpu.launch import attend
 
