@@ -26,10 +26,9 @@ EXPECTED = 0.7
 READS = 8
 # How much a text that ends moves the expected share.
 LEARNT = 0.1
-# Steps of a call while somebody waits: the fewest that are worth a call.
+# Steps of a call while somebody waits, or reads and leaves rows empty: the fewest worth a call.
 SHORTEST = 4
-# A sequence that was preempted this often starts again when all that it may need is
-# there.
+# A sequence that was preempted this often starts again when all that it may need is there.
 PATIENCE = 3
 
 
@@ -144,8 +143,7 @@ class Scheduler:
         sequence.phase = Phase.RETAINED if retain else Phase.ENDED
         if retain:
             del sequence.tokens[retain:]
-            # The last one is read again, with what is appended: its next is chosen
-            # then.
+            # The last one is read again, with what is appended: its next is chosen then.
             sequence.cached = min(sequence.cached, retain - 1)
             self._retained.append(sequence)
         else:
@@ -192,6 +190,8 @@ class Scheduler:
             self._read = 0
             self._plan_calls(plan)
         decoding = plan.decoding.values()
+        if reading:
+            plan.steps = min(plan.steps, SHORTEST)
         # Tokens that are forced are counted in advance: all of their steps are taken.
         if self._queue and decoding and not any(sequence.request.forced for sequence in decoding):
             plan.stop_early = True
