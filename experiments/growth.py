@@ -47,10 +47,8 @@ def training(over, sizes, given, changes_of):
     """Points of training steps: milliseconds, peak bytes, operations."""
     for size in sizes:
         changes = ("mesh.fsdp=1", *given, *changes_of(size))
-        found = time_training(
-            TrainBenchmark(("quickstart",), VARIANTS, changes, samples=5, seconds=4)
-        )
-        for row in found["rows"]:
+        settings = TrainBenchmark(("quickstart",), VARIANTS, changes, samples=5, seconds=4)
+        for row in time_training(settings)["rows"]:
             yield point("training step", over, row.variant, size, row.ms, row.flops_per_step,
                         row.peak_bytes)  # fmt: skip
 
@@ -58,12 +56,10 @@ def training(over, sizes, given, changes_of):
 def decoding(over, sizes, shape_of):
     """Points of a layer's attention to its cache: milliseconds, and the cache's bytes."""
     for size in sizes:
-        found = time_decoding(
-            DecodeBenchmark(
-                ("128m",), VARIANTS, **shape_of(size), implementations=("xla",), samples=5
-            )
+        settings = DecodeBenchmark(
+            ("128m",), VARIANTS, **shape_of(size), implementations=("xla",), samples=5
         )
-        for row in found["rows"]:
+        for row in time_decoding(settings)["rows"]:
             if row.us:
                 yield point("decode attention", over, row.variant, size, row.us / 1e3,
                             row.bytes_to_move, row.bytes_to_move)  # fmt: skip
@@ -219,7 +215,8 @@ def main():
     out.mkdir(parents=True, exist_ok=True)
     files.write_json(out / "growth.json", report)
     place = f"{report['device']}, {report['cores']} cores, {report['date'][:10]}"
-    write_picture(picture(points, place), out, "growth")
+    _, svg = write_picture(picture(points, place), out, "growth")
+    svg.unlink()  # the page shows the other
     headers = ["what", "over", "arithmetic", "bytes", *VARIANTS]
     text = f"{place}\n\n{table(headers, list(cells(points)), 'pipe', left=2)}"
     print(text)

@@ -73,9 +73,9 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale):
         # heads' queries meet a slot's whole row, and are zero where other groups' keys are.
         own_GNG1 = jnp.eye(G, dtype=q_BTHK.dtype)[:, None, :, None]
         q_BTHK = (q_BTHK.reshape(B, T, G, H // G, 1, K) * own_GNG1).reshape(B, T, H, G * K)
-        groups, chunk = 1, min(S, online.LEAST)
-    small_batch = online.is_small_batch(T * H // groups)
-    if not whole_rows:
+        groups, chunk, small_batch = 1, min(S, online.LEAST), True
+    else:
+        small_batch = online.is_small_batch(T * H // G)
         chunk = online.default_chunk(S, small_batch, B * G * K, single_sequence=B * G == 1)
     q_BGNTK = q_BTHK.reshape(B, T, groups, H // groups, -1).transpose(0, 2, 3, 1, 4)
 
