@@ -45,8 +45,11 @@ HERE = Path(__file__).parent
 PEERS, RESULTS, PAGE = HERE / "peers", HERE / "results", HERE.parent / "docs/performance.md"
 CORES = len(os.sched_getaffinity(0))
 PAUSE = 0.5  # seconds: threads of OpenMP spin for 0.2 after their last work
-# glibc's, read when a process starts: no array is mapped by itself, and the heap is never trimmed.
-KEEPS = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33)}
+# glibc's, read when a process starts: what `lrkv_jax.distributed.start` tells it in ours.
+KEEPS = {
+    "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
+}  # fmt: skip
 VARIANTS = {"mha": (), "lrkv": ("attention.rope=full",), "lrkv_latent": ()}
 SHAPES = {
     "quickstart": (),
@@ -161,7 +164,6 @@ def trained(options, shape, variant, changes):
 def training_peers(options, variant):
     """(name, what to start, how) of each peer."""
     yield OURS, (sys.executable, "ours_train.py"), {}
-    yield f"{OURS}, memory kept", (sys.executable, "ours_train.py"), {"keeps": True}
     if options.torch:
         for what in ("eager", "compiled"):
             for keeps in (False, True):

@@ -6,6 +6,7 @@ import time
 import jax
 from answering import answer
 
+from lrkv_jax.distributed import start
 from lrkv_jax.inference import Engine
 from lrkv_jax.interop.importing import import_model
 from lrkv_jax.training.restore import load_run
@@ -26,4 +27,5 @@ def make(folder, requests, length, **_):
 
 
 if __name__ == "__main__":
+    start()
     answer(make)

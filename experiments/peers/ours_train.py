@@ -9,6 +9,7 @@ import numpy as np
 from answering import answer
 
 from lrkv_jax.config import load_config
+from lrkv_jax.distributed import start
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.training.state import init_state
@@ -49,4 +50,5 @@ class Trainer:
 
 
 if __name__ == "__main__":
+    start()
     answer(lambda **order: (f"jax {jax.__version__}", Trainer(**order).steps))

@@ -32,6 +32,7 @@ def start(*, command: str | None = None) -> Processes:
     from lrkv_jax.distributed import compilation
 
     compilation.take_memory(os.environ)
+    compilation.keep_memory(os.environ)
     HERE.join()
     HERE.check_devices()
     compilation.use_cache(HERE)

@@ -20,13 +20,13 @@ PLAN = {
 }  # fmt: skip
 # The lines that each package may have.
 BUDGET = {
-    "config": 1679, "models": 3130, "kernels": 3000, "optim": 468, "distributed": 1469,
+    "config": 1679, "models": 3143, "kernels": 3018, "optim": 468, "distributed": 1489,
     "training": 3003, "data": 3309, "inference": 3051, "serving": 1918, "evaluation": 1537,
     "interop": 2240, "cli": 1702, "lab": 8165, "": 231,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_030, 3_027, 800
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_065, 3_033, 800
 
 
 def lines_of(path):

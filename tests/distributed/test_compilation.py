@@ -1,5 +1,9 @@
 """Programs are compiled once, ahead of time, and kept where only their user can write."""
 
+import os
+import resource
+import subprocess
+import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -124,3 +128,29 @@ def test_memory_is_taken_unless_the_user_says_how_much():
         assert told == {name: "0.5"}
     compilation.take_memory(untold := {})
     assert untold == {"XLA_CLIENT_MEM_FRACTION": compilation.MEMORY_FRACTION}
+
+
+def test_a_process_on_a_cpu_keeps_the_memory_that_its_programs_work_in():
+    """Counted by the system: a page that was given back faults when it is taken again."""
+    code = """if 1:
+        import resource
+        from lrkv_jax.distributed import start
+        start()
+        import jax, jax.numpy as jnp
+        power = jax.jit(lambda x: (jnp.sin(x @ x) @ x).sum())
+        x = jnp.ones((2048, 2048))
+        def faults():
+            jax.block_until_ready([power(x) for _ in range(4)])
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        counts = [faults() for _ in range(5)]
+        print(min(after - before for before, after in zip(counts, counts[1:])))
+        """
+    pages = 4 * 2048**2 * 4 // resource.getpagesize()  # of one array a call, in four calls
+
+    def faults_of(**how):
+        environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""} | how
+        done = subprocess.run([sys.executable, "-c", code], env=environment, stdout=-1, check=True)
+        return int(done.stdout)
+
+    assert faults_of() < 0.05 * pages
+    assert faults_of(MALLOC_TOP_PAD_="131072") > 0.9 * pages  # the user's word
