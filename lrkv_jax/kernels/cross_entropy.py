@@ -17,6 +17,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+# Up to this cap exp(2 · cap), in a sum over a vocabulary, is far below float32's largest number.
+LOW_CAP = 32.0
+
 
 class Teacher(NamedTuple):
     """Another model's hidden states, head and cap: the tokens' distributions to be learned."""
@@ -47,7 +50,7 @@ def chunked_cross_entropy(
     @jax.checkpoint
     def some(x_BtD, targets_Bt):
         logits_BtV = _capped(x_BtD, kernel_DV, softcap)
-        return _nll(logits_BtV, _one_hot(targets_Bt, logits_BtV, axis), axis)[0]
+        return _nll(logits_BtV, targets_Bt, softcap, axis)[0]
 
     chunks = _split(x_BTD, chunk), _split(targets_BT, chunk)
     return _join(jax.lax.map(lambda xs: some(*xs), chunks))
@@ -106,10 +109,9 @@ def _mean_forward(x_BTD, kernel_DV, targets_BT, counted_BT, count, taught, caps,
     def some(grad_DV, xs):
         x_BtD, targets_Bt, counted_Bt, x_BtE = xs
         logits_BtV = _capped(x_BtD, compute_DV, softcap)
-        one_hot_BtV = _one_hot(targets_Bt, logits_BtV, axis)
-        nll_Bt, p_BtV = _nll(logits_BtV, one_hot_BtV, axis)
+        nll_Bt, p_BtV = _nll(logits_BtV, targets_Bt, softcap, axis)
         # d nll / d logits = p − onehot; the cap's slope is 1 − tanh² = 1 − (logits / cap)².
-        slope_BtV, apart_Bt = p_BtV - one_hot_BtV, None
+        slope_BtV, apart_Bt = p_BtV - _one_hot(targets_Bt, logits_BtV, axis), None
         if x_BtE is not None:
             taught_BtV = _capped(x_BtE, taught[1], caps[1])
             apart_Bt, q_BtV = _divergence(logits_BtV, taught_BtV, axis)
@@ -151,18 +153,34 @@ def _capped(x_BtD, kernel_DV, softcap):
     return logits_BtV if softcap is None else softcap * jnp.tanh(logits_BtV / softcap)
 
 
-def _nll(logits_BtV, one_hot_BtV, axis):
+def _nll(logits_BtV, targets_Bt, softcap, axis):
     """−log p(target) over the whole vocabulary, [B, t], and p."""
-    peak_Bt1 = lax.stop_gradient(logits_BtV.max(axis=-1, keepdims=True))
-    if axis is not None:
-        peak_Bt1 = lax.pmax(peak_Bt1, axis)
-    # Below the peak: a confident token's small loss is then no difference of large numbers.
-    below_BtV = logits_BtV - peak_Bt1
-    exp_BtV = jnp.exp(below_BtV)
-    total_Bt, target_Bt = exp_BtV.sum(axis=-1), (below_BtV * one_hot_BtV).sum(axis=-1)
+    target_Bt = _of_target(logits_BtV, targets_Bt, axis)
+    # Below one logit all exponentials stay finite, and a confident token's small loss is no
+    # difference of large numbers. The target's will do where a cap bounds its distance
+    # from others. Without a search for the largest, a CPU's loss takes 0.9 of the time.
+    if softcap is not None and softcap <= LOW_CAP:
+        level_Bt = target_Bt if axis is None else lax.psum(target_Bt, axis)
+    else:
+        level_Bt = logits_BtV.max(axis=-1)
+        level_Bt = level_Bt if axis is None else lax.pmax(lax.stop_gradient(level_Bt), axis)
+    level_Bt = lax.stop_gradient(level_Bt)
+    exp_BtV = jnp.exp(logits_BtV - level_Bt[..., None])
+    total_Bt = exp_BtV.sum(axis=-1)
     if axis is not None:
         total_Bt, target_Bt = lax.psum((total_Bt, target_Bt), axis)
-    return jnp.log(total_Bt) - target_Bt, exp_BtV / total_Bt[..., None]
+    return jnp.log(total_Bt) - (target_Bt - level_Bt), exp_BtV / total_Bt[..., None]
+
+
+def _of_target(logits_BtV, targets_Bt, axis):
+    """The target's logit, [B, t]; 0 where another device has its column."""
+    if axis is None:
+        return jnp.take_along_axis(logits_BtV, targets_Bt[..., None], axis=-1)[..., 0]
+    columns = logits_BtV.shape[-1]
+    at_Bt = targets_Bt - lax.axis_index(axis) * columns
+    here_Bt = (at_Bt >= 0) & (at_Bt < columns)
+    found_Bt1 = jnp.take_along_axis(logits_BtV, jnp.where(here_Bt, at_Bt, 0)[..., None], axis=-1)
+    return jnp.where(here_Bt, found_Bt1[..., 0], 0.0)
 
 
 def _divergence(logits_BtV, taught_BtV, axis):
