@@ -22,7 +22,7 @@ from jaxtyping import Array, Float, Int
 
 from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.rules import TENSOR
-from lrkv_jax.models.weights import product, spec_of, variables, vector, weight
+from lrkv_jax.models.weights import by_rows, product, spec_of, variables, vector, weight
 
 
 def resolve_dtype(name: str) -> jnp.dtype:
@@ -149,7 +149,7 @@ class MLP(nnx.Module):
             h_BTF = ACTIVATIONS[self.activation](_hidden(x_BTD, self, "up"))
         else:
             h_BTF = on_tensor(MLP._gated, self, x_BTD)
-        return h_BTF @ self.down[...].astype(x_BTD.dtype)
+        return by_rows(h_BTF, self.down[...].astype(x_BTD.dtype))
 
     def _gated(self, x_BTD):
         gate_BTF = ACTIVATIONS[self.activation](_hidden(x_BTD, self, "gate"))

@@ -93,12 +93,23 @@ def product(x: Array, module: Any, name: str) -> Array:
     """
     weight = getattr(module, name)
     if not isinstance(weight, Columns):
-        kernel, inputs = weight[...].astype(x.dtype), weight.get_metadata("spec").batch
-        return jnp.tensordot(x, kernel, (x.ndim - 1, inputs))
+        kernel = jnp.moveaxis(weight[...], weight.get_metadata("spec").batch, 0)
+        return by_rows(x, kernel.astype(x.dtype))
     # XLA makes one product of those that have the same operands.
     joined = x @ module.joined[...].astype(x.dtype)
     end = weight.start + math.prod(weight.shape)
     return joined[..., weight.start : end].reshape(*x.shape[:-1], *weight.shape)
+
+
+def by_rows(x: Array, kernel: Array, inputs: int = 1) -> Array:
+    """x [..., D] times kernel [D, ...], as one product of two matrices; D is `inputs` axes.
+
+    Where rows have several axes, XLA on a CPU copies and transposes an operand of each weight's
+    gradient: without that an MLP of width 128 or 256 takes 0.75 of the time, both ways.
+    """
+    D = math.prod(kernel.shape[:inputs])
+    rows = x.reshape(-1, D) @ kernel.reshape(D, -1)
+    return rows.reshape(*x.shape[: x.ndim - inputs], *kernel.shape[inputs:])
 
 
 def join(module: Any) -> None:

@@ -45,7 +45,7 @@ from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.models.attention.on_mesh import on_mesh, summed_over_heads
 from lrkv_jax.models.layers import biased, gained, on_tensor, resolve_dtype, rms_norm
 from lrkv_jax.models.rope import frequencies, logit_factor, rope_angles, rotate
-from lrkv_jax.models.weights import product, vector, weight
+from lrkv_jax.models.weights import by_rows, product, vector, weight
 
 # Queries as a variant projects them: an array, or a tuple of arrays, [B, T, H, ...].
 Query = Any
@@ -327,10 +327,11 @@ class Attention(nnx.Module):
         return out_BTHK.astype(x_BTD.dtype), cache
 
     def _project(self, out_BTHK: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:
-        out_BTD = jnp.einsum(
-            "BTHK,HKD->BTD", out_BTHK, self.output[...].astype(out_BTHK.dtype),
-            out_sharding=summed_over_heads(out_BTHK),
-        )  # fmt: skip
+        output_HKD, sharding = self.output[...].astype(out_BTHK.dtype), summed_over_heads(out_BTHK)
+        if sharding is None:
+            out_BTD = by_rows(out_BTHK, output_HKD, inputs=2)
+        else:
+            out_BTD = jnp.einsum("BTHK,HKD->BTD", out_BTHK, output_HKD, out_sharding=sharding)
         return biased(out_BTD, self.output_bias)
 
 

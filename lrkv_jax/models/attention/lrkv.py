@@ -34,7 +34,7 @@ from lrkv_jax.models.attention.cache import lengths_of, with_one
 from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual, by_head, in_float64
 from lrkv_jax.models.attention.on_mesh import heads_axes
 from lrkv_jax.models.layers import biased, gained, inverse_rms
-from lrkv_jax.models.weights import product, weight
+from lrkv_jax.models.weights import by_rows, product, weight
 
 
 @jax.tree_util.register_dataclass
@@ -270,7 +270,7 @@ class LowRankAttention(Attention):
             "GDR,GRK->DGK", down_GDR, up_GRK, preferred_element_type=jnp.float32
         )
         weight_DGK = (shared_DK[:, None] + residual_DGK).astype(x_BTD.dtype)
-        return jnp.einsum("BTD,DGK->BTGK", x_BTD, weight_DGK)
+        return by_rows(x_BTD, weight_DGK)
 
     def _jointly_normed(self, rk_BTGR, rv_BTGR, v_shared_BTK):
         """Latents and shared value over one root mean square, that of all heads' and the value."""
