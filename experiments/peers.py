@@ -10,7 +10,7 @@ neighbours; measure on an idle machine.
 Training: the quickstart's model, and one of 256 x 6 layers, as MHA, LRKV `full` and `latent`, next
 to the same function in PyTorch, eager and by `torch.compile`, each with the C library's allocator
 as it starts and told to keep what is freed; and nanodo's model next to MHA. PyTorch must take the
-same first steps.
+same first steps. The matrix products of our step, without the rest of it, are the bound.
 
 Decoding: a folder of transformers' Llama class (`experiments/smollm2_folder.py` makes one), in
 float32 and greedily, one request and eight. Every peer must give the same first tokens.
@@ -164,6 +164,7 @@ def trained(options, shape, variant, changes):
 def training_peers(options, variant):
     """(name, what to start, how) of each peer."""
     yield OURS, (sys.executable, "ours_train.py"), {}
+    yield "XLA's products alone", (sys.executable, "ours_products.py"), {}
     if options.torch:
         for what in ("eager", "compiled"):
             for keeps in (False, True):
