@@ -182,7 +182,7 @@ def keep_memory(environment: Mapping[str, str]) -> None:
     """Let a process that computes on a CPU keep what it frees; before JAX's threads start.
 
     Each call of a program takes its temporary arrays from the system, which fills every page with
-    zeros: a step of the quickstart takes 0.85 of its time without that. Where one of glibc's
+    zeros: a step of the quickstart is 1.18 times as fast without that. Where one of glibc's
     variables (`MALLOC_ARENA_MAX` and others) is set, a GPU is at hand, or another C library, all
     stays as it is.
     """

@@ -105,7 +105,7 @@ def by_rows(x: Array, kernel: Array, inputs: int = 1) -> Array:
     """x [..., D] times kernel [D, ...], as one product of two matrices; D is `inputs` axes.
 
     Where rows have several axes, XLA on a CPU copies and transposes an operand of each weight's
-    gradient: without that an MLP of width 128 or 256 takes 0.75 of the time, both ways.
+    gradient: without that an MLP of width 128 or 256 is 1.3 times as fast, both ways.
     """
     D = math.prod(kernel.shape[:inputs])
     rows = x.reshape(-1, D) @ kernel.reshape(D, -1)
