@@ -159,12 +159,10 @@ def _nll(logits_BtV, targets_Bt, softcap, axis):
     # Below one logit all exponentials stay finite, and a confident token's small loss is no
     # difference of large numbers. The target's will do where a cap bounds its distance
     # from others. Without a search for the largest, a CPU's loss is 1.1 times as fast.
-    if softcap is not None and softcap <= LOW_CAP:
-        level_Bt = target_Bt if axis is None else lax.psum(target_Bt, axis)
-    else:
-        level_Bt = logits_BtV.max(axis=-1)
-        level_Bt = level_Bt if axis is None else lax.pmax(lax.stop_gradient(level_Bt), axis)
-    level_Bt = lax.stop_gradient(level_Bt)
+    low = softcap is not None and softcap <= LOW_CAP
+    level_Bt = lax.stop_gradient(target_Bt if low else logits_BtV.max(axis=-1))
+    if axis is not None:
+        level_Bt = lax.psum(level_Bt, axis) if low else lax.pmax(level_Bt, axis)
     exp_BtV = jnp.exp(logits_BtV - level_Bt[..., None])
     total_Bt = exp_BtV.sum(axis=-1)
     if axis is not None:
