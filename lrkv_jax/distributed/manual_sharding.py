@@ -24,7 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Var
+from jax.extend.core import Var, jaxpr_as_fun
 from jax.sharding import Mesh, PartitionSpec
 
 from lrkv_jax.distributed.rules import BATCH, CONTEXT, TENSOR, partition
@@ -196,14 +196,10 @@ def fsdp_layer(f: Callable, axes: Sequence[Axes], *, sums: bool) -> Callable:
     def turn(x, shards, data):
         return f(x, gather(shards, axes, x.dtype), data)
 
-    def residuals(x, weights, data):
-        return jax.vjp(lambda x, weights: f(x, weights, data), x, weights)
-
     def forward(x, shards, data):
         weights = gather(shards, axes, x.dtype)
-        out, backward_f = residuals(x, weights, data)
+        out, backward_f, flags = _linearized(f, x, weights, data)
         leaves = jax.tree.leaves(backward_f)
-        flags = _depend_on_first(lambda *a: residuals(*a)[1], x, weights, data)
         saved_leaves = [leaf for leaf, keep in zip(leaves, flags, strict=True) if keep]
         return out, (saved_leaves, shards, data)
 
@@ -214,9 +210,7 @@ def fsdp_layer(f: Callable, axes: Sequence[Axes], *, sums: bool) -> Callable:
             shards, gradient = jax.lax.optimization_barrier((shards, gradient))
         weights = gather(shards, axes, gradient.dtype)
         # Only what does not depend on x is read from here: the rest is never computed.
-        nowhere = jnp.zeros_like(gradient)
-        backward_f = residuals(nowhere, weights, data)[1]
-        flags = _depend_on_first(lambda *a: residuals(*a)[1], nowhere, weights, data)
+        _, backward_f, flags = _linearized(f, jnp.zeros_like(gradient), weights, data)
         leaves, tree = jax.tree.flatten(backward_f)
         rest = iter(saved_leaves)
         leaves = [next(rest) if keep else leaf for leaf, keep in zip(leaves, flags, strict=True)]
@@ -227,10 +221,17 @@ def fsdp_layer(f: Callable, axes: Sequence[Axes], *, sums: bool) -> Callable:
     return turn
 
 
-def _depend_on_first(f: Callable, first: Any, *others: Any) -> list[bool]:
-    """Which leaves of f's result depend on its first argument, an array."""
-    jaxpr = jax.make_jaxpr(lambda *a: jax.tree.leaves(f(*a)))(first, *others).jaxpr
-    return _reached(jaxpr, [index == 0 for index in range(len(jaxpr.invars))])
+def _linearized(f: Callable, x: jax.Array, weights: list, data: Any) -> tuple:
+    """f's result, its backward pass, and which leaves of that depend on x; f is traced once."""
+
+    def both(x, weights):
+        return jax.vjp(lambda x, weights: f(x, weights, data), x, weights)
+
+    jaxpr, shapes = jax.make_jaxpr(both, return_shape=True)(x, weights)
+    values = jaxpr_as_fun(jaxpr)(x, *weights)
+    reached = _reached(jaxpr.jaxpr, [place == 0 for place in range(len(jaxpr.in_avals))])
+    out, backward_f = jax.tree.unflatten(jax.tree.structure(shapes), values)
+    return out, backward_f, reached[1:]  # the first is of the result
 
 
 INLINE = ("jit", "pjit", "shard_map")  # calls whose inputs are their body's, one by one

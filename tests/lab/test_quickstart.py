@@ -41,8 +41,7 @@ def test_quickstart_compares_two_good_models_in_four_minutes(compared):
         assert result["bpb"]["bits_per_byte"] <= 2.10
         assert result["agreement"]["max_relative_error"] <= 1e-5
         rows = read_metrics(folder / f"runs/quickstart-{name}")
-        # The first step compiles. On two cores XLA's threads hold up the loop's in every other
-        # step, for as long as the system lets them; the other steps show what it takes itself.
+        # The first step compiles; in every other one XLA's threads hold up the loop on two cores.
         assert np.quantile([row["host_share"] for row in rows[1:]], 0.25) <= 0.03
 
 
