@@ -108,8 +108,20 @@ def by_rows(x: Array, kernel: Array, inputs: int = 1) -> Array:
     gradient: without that an MLP of width 128 or 256 is 1.3 times as fast, both ways.
     """
     D = math.prod(kernel.shape[:inputs])
-    rows = x.reshape(-1, D) @ kernel.reshape(D, -1)
+    kernel_DF = kernel.reshape(D, -1)
+    if D > kernel_DF.shape[1] and jax.default_backend() == "cpu":
+        kernel_DF = _transposed_gradient(kernel_DF)
+    rows = x.reshape(-1, D) @ kernel_DF
     return rows.reshape(*x.shape[: x.ndim - inputs], *kernel.shape[inputs:])
+
+
+# The identity. Where D > F a gradient is up to twice as fast computed as [F, D]; the barrier keeps
+# XLA from swapping the operands of that product back.
+_transposed_gradient = jax.custom_vjp(lambda kernel_DF: kernel_DF)
+_transposed_gradient.defvjp(
+    lambda kernel_DF: (kernel_DF, None),
+    lambda _, gradient_DF: (jax.lax.optimization_barrier(gradient_DF.T).T,),
+)
 
 
 def join(module: Any) -> None:

@@ -20,7 +20,7 @@ PLAN = {
 }  # fmt: skip
 # The lines that each package may have.
 BUDGET = {
-    "config": 1679, "models": 3143, "kernels": 3016, "optim": 468, "distributed": 1490,
+    "config": 1679, "models": 3152, "kernels": 3016, "optim": 468, "distributed": 1490,
     "training": 3006, "data": 3309, "inference": 3051, "serving": 1918, "evaluation": 1537,
     "interop": 2240, "cli": 1702, "lab": 8165, "": 231,
 }  # fmt: skip
