@@ -1,7 +1,7 @@
 """This package beside what else people would use, on this machine's cores, in one run.
 
     python experiments/peers.py --torch PYTHON --nanodo FOLDER \
-        --folder SMOLLM2 --transformers PYTHON --llama PYTHON --vllm PYTHON
+        --folder SMOLLM2 --run RUN --transformers PYTHON --llama PYTHON --vllm PYTHON
 
 Each peer is a process of `experiments/peers`, in the interpreter that its option names; peers
 whose options are left out are left out. They compute in turn, so that a round's ratio is of
@@ -10,10 +10,12 @@ neighbours; measure on an idle machine.
 Training: the quickstart's model, and one of 256 x 6 layers, as MHA, LRKV `full` and `latent`, next
 to the same function in PyTorch, eager and by `torch.compile`, each with the C library's allocator
 as it starts and told to keep what is freed; and nanodo's model next to MHA. PyTorch must take the
-same first steps. The matrix products of our step, without the rest of it, are the bound.
+same first steps. The matrix products of our step, without the rest of it, are the bound. LRKV's
+steps are timed next to MHA's of this package, too.
 
-Decoding: a folder of transformers' Llama class (`experiments/smollm2_folder.py` makes one), in
-float32 and greedily, one request and eight. Every peer must give the same first tokens.
+Decoding: a folder of transformers' Llama class (`experiments/smollm2_folder.py` makes one), and
+runs of this package, which the others decode from their exports, LRKV's as factors; in float32
+and greedily, one request and eight. Every peer must give the same first tokens.
 
 Without --out the tables also go to docs/performance.md.
 """
@@ -37,9 +39,11 @@ import numpy as np
 from lrkv_jax import files
 from lrkv_jax.config import load_config
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.interop.export import export
 from lrkv_jax.lab.bench.clock import quartiles
 from lrkv_jax.lab.bench.report import machine, replace_between, table
 from lrkv_jax.models.transformer import init_parameters
+from lrkv_jax.training.restore import load_run
 
 HERE = Path(__file__).parent
 PEERS, RESULTS, PAGE = HERE / "peers", HERE / "results", HERE.parent / "docs/performance.md"
@@ -57,7 +61,7 @@ SHAPES = {
 }
 # Float32 sums of other orders differ by 1e-6 or so; another optimizer's by far more.
 SAME = {"loss": 1e-4, "grad_norm": 1e-3}
-OURS = "lrkv_jax"
+OURS, OUR_TRAINER = "lrkv_jax", (sys.executable, "ours_train.py")
 
 
 class Peer:
@@ -126,6 +130,28 @@ def training(options):
 def trained(options, shape, variant, changes):
     """The rows of a variant at a shape: every peer's, timed in turn."""
     print(f"training {shape}, {variant}", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        order, tokens = ordered(options, variant, changes, folder)
+        peers, first = {}, {}
+        for name, arguments, how in training_peers(options, variant):
+            peers[name] = stack.enter_context(Peer(*arguments, **how, **order))
+            first[name] = peers[name].ask(steps=4)
+            if name.startswith("torch"):
+                same_steps(name, first[name], first[OURS])
+        if variant != "mha":
+            order, _ = ordered(options, "mha", changes, folder)
+            peers[f"{OURS}, mha"] = stack.enter_context(Peer(*OUR_TRAINER, **order))
+        rates = {name: {"tokens/s": []} for name in peers}
+        for number in range(options.rounds + 1):
+            for name, peer in peers.items():
+                seconds = peer.ask(steps=options.burst)["seconds"]
+                if number:  # the first round has no clock
+                    rates[name]["tokens/s"].append(tokens * options.burst / seconds)
+        return rows_of({"part": "training", "of": f"{shape}, {variant}"}, peers, rates)
+
+
+def ordered(options, variant, changes, folder):
+    """What a trainer of this variant is asked to make, and the tokens of its step."""
     changes = [
         f"attention={variant}", *VARIANTS[variant], "optimizer.schedule=constant", "mesh.fsdp=1",
         *changes, *options.changes,
@@ -134,6 +160,9 @@ def trained(options, shape, variant, changes):
     model, rule = config.model, config.optimizer
     shape_NBU = (4, config.train.global_batch_size, config.train.seq_len + 1)
     tokens_NBU = np.random.default_rng(0).integers(0, model.vocabulary, shape_NBU, np.int32)
+    names = {"parameters": f"{folder}/{variant}.npz", "tokens": f"{folder}/{variant}.npy"}
+    np.savez(names["parameters"], **parameters(config))
+    np.save(names["tokens"], tokens_NBU)
     order = {
         "config": "quickstart", "changes": changes,
         "model": model.model_dump(mode="json")
@@ -141,29 +170,12 @@ def trained(options, shape, variant, changes):
         "optimizer": rule.model_dump(mode="json")
         | {"momentum": rule.muon.momentum, "iterations": rule.muon.iterations},
     }  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        order |= {"parameters": f"{folder}/p.npz", "tokens": f"{folder}/t.npy"}
-        np.save(order["tokens"], tokens_NBU)
-        np.savez(order["parameters"], **parameters(config))
-        peers, first = {}, {}
-        for name, arguments, how in training_peers(options, variant):
-            peers[name] = stack.enter_context(Peer(*arguments, **how, **order))
-            first[name] = peers[name].ask(steps=4)
-            if name.startswith("torch"):
-                same_steps(name, first[name], first[OURS])
-        rates = {name: {"tokens/s": []} for name in peers}
-        each = (tokens_NBU[0].size - len(tokens_NBU[0])) * options.burst
-        for number in range(options.rounds + 1):
-            for name, peer in peers.items():
-                seconds = peer.ask(steps=options.burst)["seconds"]
-                if number:  # the first round has no clock
-                    rates[name]["tokens/s"].append(each / seconds)
-        return rows_of({"part": "training", "of": f"{shape}, {variant}"}, peers, rates)
+    return order | names, tokens_NBU[0, :, 1:].size
 
 
 def training_peers(options, variant):
     """(name, what to start, how) of each peer."""
-    yield OURS, (sys.executable, "ours_train.py"), {}
+    yield OURS, OUR_TRAINER, {}
     yield "XLA's products alone", (sys.executable, "ours_products.py"), {}
     if options.torch:
         for what in ("eager", "compiled"):
@@ -197,44 +209,61 @@ def same_steps(name, theirs, ours):
 
 
 def decoding(options):
-    """Rows of one request and of eight: every peer's, timed in turn."""
-    ways = {OURS: (sys.executable, "ours_decode.py", {})}
-    for cache in ("dynamic", "static") if options.transformers else ():
-        how = {"cache": cache}
-        ways[f"transformers, {cache}"] = (options.transformers, "transformers_decode.py", how)
-    for name in ("llama", "vllm"):
-        if python := getattr(options, name):
-            ways[name] = (python, f"{name}_decode.py", {})
+    """Rows of each model, of one request and of eight."""
+    with tempfile.TemporaryDirectory() as made:
+        models = [(folder, {}) for folder in options.folder]
+        for run in options.run:
+            models += [(Path(made) / run.name, {"run": str(run)})]
+            kind = load_run(run).config.model.attention.kind
+            export(run, models[-1][0], form="factored" if kind == "lrkv" else None)
+        for folder, order in models:
+            for requests in (1, 8):
+                yield from answered(options, folder, requests, order)
+
+
+def answered(options, folder, requests, order):
+    """The rows of a model and a number of requests: every peer's, timed in turn."""
+    print(f"decoding {folder.name}, {requests} at once", file=sys.stderr)
+    config = json.loads((folder / "config.json").read_text())
+    # Some peers stop at the context that a model names.
+    prompt = min(options.prompt, config["max_position_embeddings"] - options.new)
+    order = order | {"folder": str(folder), "requests": requests, "length": prompt + options.new}
     rng = np.random.default_rng(0)
-    if options.folder:
-        vocabulary = json.loads((options.folder / "config.json").read_text())["vocab_size"]
-    for requests in (1, 8) if options.folder else ():
-        print(f"decoding, {requests} at once", file=sys.stderr)
-        order = {"folder": str(options.folder), "requests": requests}
-        order |= {"length": options.prompt + options.new + 64}
-        with contextlib.ExitStack() as stack:
-            peers = {
-                name: stack.enter_context(Peer(python, script, **how, **order))
-                for name, (python, script, how) in ways.items()
-            }
-            rates = {name: {"prompt tokens/s": [], "new tokens/s": []} for name in peers}
-            for number in range(options.rounds + 1):
-                prompts = rng.integers(vocabulary, size=(2, requests, options.prompt)).tolist()
-                tokens = {
-                    name: decoded(options, *prompts, peers[name], rates[name]) for name in peers
-                }
-                if not number:
-                    same_tokens(tokens)
-                    rates = {name: {kind: [] for kind in rates[name]} for name in peers}
-        of = "1 request" if requests == 1 else f"{requests} requests"
-        yield from rows_of({"part": "decoding", "of": of}, peers, rates)
+    with contextlib.ExitStack() as stack:
+        peers = {
+            name: stack.enter_context(Peer(python, script, **how, **order))
+            for name, python, script, how in decoding_peers(options, config)
+        }
+        rates = {name: {"prompt tokens/s": [], "new tokens/s": []} for name in peers}
+        for number in range(options.rounds + 1):
+            prompts = rng.integers(config["vocab_size"], size=(2, requests, prompt)).tolist()
+            tokens = {name: decoded(options, *prompts, peers[name], rates[name]) for name in peers}
+            if not number:
+                same_tokens(tokens)
+                rates = {name: {kind: [] for kind in rates[name]} for name in peers}
+    of = f"{folder.name}, {requests} request{'s' * (requests > 1)}"
+    return rows_of({"part": "decoding", "of": of}, peers, rates)
+
+
+def decoding_peers(options, config):
+    """(name, interpreter, script, how) of each that knows the model's class."""
+    yield OURS, sys.executable, "ours_decode.py", {}
+    # The class that an export brings along has a cache of its own.
+    caches = ("dynamic",) if "auto_map" in config else ("dynamic", "static")
+    for cache in caches if options.transformers else ():
+        script, how = "transformers_decode.py", {"cache": cache}
+        yield f"transformers, {cache}", options.transformers, script, how
+    if options.llama and config["architectures"] == ["LlamaForCausalLM"]:
+        yield "llama", options.llama, "llama_decode.py", {}
+    if options.vllm:
+        yield "vllm", options.vllm, "vllm_decode.py", {}
 
 
 def decoded(options, short, long, peer, rates):
     """One token after some prompts, then many after others, which no peer has read: the many."""
     first = peer.ask(prompts=short, new=1)["seconds"]
     more = peer.ask(prompts=long, new=options.new)
-    rates["prompt tokens/s"].append(len(short) * options.prompt / first)
+    rates["prompt tokens/s"].append(len(short) * len(short[0]) / first)
     rates["new tokens/s"].append(len(long) * (options.new - 1) / (more["seconds"] - first))
     return more["tokens"]
 
@@ -271,7 +300,9 @@ def main():
     parser.add_argument("--torch", metavar="PYTHON", help="with torch and numpy")
     parser.add_argument("--nanodo", metavar="FOLDER", help="a clone of google-deepmind/nanodo")
     parser.add_argument("--only", metavar="SHAPE/VARIANT", help="as in quickstart/mha, or none")
-    parser.add_argument("--folder", type=Path, help="the model to decode")
+    several = {"type": Path, "action": "append", "default": []}
+    parser.add_argument("--folder", **several, help="a model to decode; may come again")
+    parser.add_argument("--run", **several, help="of this package, to decode; may come again")
     parser.add_argument("--transformers", metavar="PYTHON", help="with torch and transformers")
     parser.add_argument("--llama", metavar="PYTHON", help="with llama-cpp-python and gguf")
     parser.add_argument("--vllm", metavar="PYTHON", help="with vllm for a CPU")

@@ -12,10 +12,11 @@ from lrkv_jax.interop.importing import import_model
 from lrkv_jax.training.restore import load_run
 
 
-def make(folder, requests, length, **_):
-    with tempfile.TemporaryDirectory() as run:
-        import_model(folder, f"{run}/run")
-        engine = Engine(load_run(f"{run}/run"), batch=requests, length=length)
+def make(folder, requests, length, run=None, **_):
+    with tempfile.TemporaryDirectory() as made:
+        if run is None:
+            import_model(folder, f"{made}/run")
+        engine = Engine(load_run(run or f"{made}/run"), batch=requests, length=length)
     engine.warm()
 
     def generate(prompts, new):

@@ -15,7 +15,9 @@ from answering import answer
 
 def make(folder, threads, cache, **_):
     torch.set_num_threads(threads)
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, trust_remote_code=True
+    )
 
     @torch.no_grad()
     def generate(prompts, new):

@@ -26,18 +26,19 @@ def test_peers_are_timed_in_turn_and_another_model_is_named(tmp_path):
     plant(tmp_path / "run", "attention=gqa", *LLAMA)
     export(tmp_path / "run", tmp_path / "folder")
     (python, *_) = torch_pythons()
-    given = f"--torch={python}", f"--transformers={python}", f"--folder={tmp_path}/folder"
+    own = f"--folder={tmp_path}/folder", f"--run={tmp_path}/run", f"--out={tmp_path}"
+    given = f"--torch={python}", f"--transformers={python}", *own
 
     def peers(*changes):
-        command = [sys.executable, PROGRAM, *SHAPE, *changes, *HOW, *given, f"--out={tmp_path}"]
+        command = [sys.executable, PROGRAM, *SHAPE, *changes, *HOW, *given]
         return subprocess.run(command, capture_output=True, text=True, env=os.environ | ALONE)
 
     done = peers()
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads((tmp_path / "peers_cpu.json").read_text())["rows"]
     trainers = [name + how for name in TRAINERS for how in ("", ", memory kept")]
-    ours = ["lrkv_jax", "XLA's products alone"]
-    assert [row["peer"] for row in rows] == [*ours, *trainers, *DECODERS, *DECODERS]
+    trainers = ["lrkv_jax", "XLA's products alone", *trainers, "lrkv_jax, mha"]
+    assert [row["peer"] for row in rows] == [*trainers, *DECODERS * 4]
     for row in rows:
         median, low, high = row["prompt tokens/s" if row["part"] == "decoding" else "tokens/s"]
         assert 0 < low <= median <= high and f"| {row['of']} " in done.stdout
