@@ -12,11 +12,15 @@ from lrkv_jax.interop.importing import import_model
 from lrkv_jax.training.restore import load_run
 
 
-def make(folder, requests, length, run=None, **_):
+def engine_of(folder, requests, length, run=None, **_):
     with tempfile.TemporaryDirectory() as made:
         if run is None:
             import_model(folder, f"{made}/run")
-        engine = Engine(load_run(run or f"{made}/run"), batch=requests, length=length)
+        return Engine(load_run(run or f"{made}/run"), batch=requests, length=length)
+
+
+def make(**order):
+    engine = engine_of(**order)
     engine.warm()
 
     def generate(prompts, new):

@@ -1,12 +1,13 @@
 """The products of lrkv_jax's step and nothing else: what XLA leaves to gain by all other means.
 
 A peer of `peers.py`: takes the same orders as torch_train.py. Products come one after the other,
-each with all cores, on random operands.
+each with all cores.
 """
 
 import time
 
 import jax
+import jax.numpy as jnp
 from answering import answer
 from ours_train import Trainer
 
@@ -26,36 +27,52 @@ def products(jaxpr, times=1):
                 yield from products(inner, runs)
 
 
-class Products(Trainer):
+class Products:
+    """The products of a traced program; `apart` gives each operands of its own, as weights are."""
+
+    def __init__(self, jaxpr, *, apart=False):
+        self.equations = list(products(jaxpr))
+        self.names = [
+            [f"{i if apart else ''} {v.aval.str_short()}" for v in equation.invars]
+            for i, equation in enumerate(self.equations)
+        ]
+        self.operands = {
+            name: jnp.full(v.aval.shape, 0.01, v.aval.dtype)
+            for equation, names in zip(self.equations, self.names, strict=True)
+            for v, name in zip(equation.invars, names, strict=True)
+        }
+        self.run = jax.jit(self.chain)
+
+    def __call__(self, times):
+        return self.run(self.operands, times)
+
+    def chain(self, operands, times):
+        """Every product so many times; each waits for the one before it, and each is read."""
+
+        def once(_, last):
+            done = [last]
+            for equation, names in zip(self.equations, self.names, strict=True):
+                pair = [operands[name] for name in names]
+                pair, done[-1] = jax.lax.optimization_barrier((pair, done[-1]))
+                done.append(jax.lax.dot_general_p.bind(*pair, **equation.params))
+            return sum(array.ravel()[0] for array in jax.lax.optimization_barrier(done))
+
+        return jax.lax.fori_loop(0, times, once, jnp.float32(0))
+
+
+class TrainingProducts(Trainer):
     def __init__(self, **order):
         super().__init__(**order)
         with jax.set_mesh(self.mesh):
             step = jax.make_jaxpr(self.step)(self.state, next(self.batches))
-        self.equations = list(products(step.jaxpr))
-        shapes = {v.aval.str_short(): v.aval for e in self.equations for v in e.invars}
-        key = jax.random.key(0)
-        self.operands = {
-            name: jax.random.normal(key, aval.shape, aval.dtype) for name, aval in shapes.items()
-        }
-        self.run = jax.jit(self.chain)
-
-    def chain(self, operands):
-        """Every product, as XLA drops what nobody reads; each waits for the one before it."""
-        done = [0.0]
-        for equation in self.equations:
-            pair = [operands[v.aval.str_short()] for v in equation.invars]
-            pair, done[-1] = jax.lax.optimization_barrier((pair, done[-1]))
-            done.append(jax.lax.dot_general_p.bind(*pair, **equation.params))
-        return done
+        self.products = Products(step.jaxpr)
 
     def steps(self, steps):
         began = time.perf_counter()
-        for _ in range(steps):
-            done = self.run(self.operands)
-        jax.block_until_ready(done)
+        jax.block_until_ready(self.products(steps))
         return {"seconds": time.perf_counter() - began, "loss": [], "grad_norm": 0.0}
 
 
 if __name__ == "__main__":
     start()
-    answer(lambda **order: (f"jax {jax.__version__}", Products(**order).steps))
+    answer(lambda **order: (f"jax {jax.__version__}", TrainingProducts(**order).steps))
