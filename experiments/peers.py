@@ -59,7 +59,7 @@ SHAPES = {
     "quickstart": (),
     "256 x 6": ("model.width=256", "model.head_width=64", "model.layers=6", "model.unroll=6"),
 }
-ALONE = "XLA's products alone"
+ALONE = "products alone"
 # Float32 sums of other orders differ by 1e-6 or so; another optimizer's by far more.
 SAME = {"loss": 1e-4, "grad_norm": 1e-3}
 OURS, OUR_TRAINER = "lrkv_jax", (sys.executable, "ours_train.py")
@@ -286,7 +286,12 @@ def tables(report):
     for part in dict.fromkeys(row["part"] for row in report["rows"]):
         rows = [row for row in report["rows"] if row["part"] == part]
         kinds = [kind for kind in rows[0] if "tokens/s" in kind]
-        cells = [[row["of"], row["peer"], *(ranged(row[kind]) for kind in kinds)] for row in rows]
+        cells = [
+            # What is measured stands in the first of its rows, which is no ratio.
+            [row["of"] if row["peer"] == OURS else "", row["peer"]]
+            + ["" if "ours" in k and row["peer"] == OURS else ranged(row[k]) for k in kinds]
+            for row in rows
+        ]
         versions = ", ".join(dict.fromkeys(row["version"] for row in rows))
         place = f"{report['device']}, {report['cores']} cores, {report['date'][:10]}; {versions}"
         found[part] = f"{place}\n\n{table([part, 'peer', *kinds], cells, 'pipe', left=2)}"
