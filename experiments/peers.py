@@ -43,7 +43,7 @@ from lrkv_jax.interop.export import export
 from lrkv_jax.lab.bench.clock import quartiles
 from lrkv_jax.lab.bench.report import machine, replace_between, table
 from lrkv_jax.models.transformer import init_parameters
-from lrkv_jax.training.restore import load_run
+from lrkv_jax.training.run_dir import read_run
 
 HERE = Path(__file__).parent
 PEERS, RESULTS, PAGE = HERE / "peers", HERE / "results", HERE.parent / "docs/performance.md"
@@ -214,9 +214,9 @@ def decoding(options):
     with tempfile.TemporaryDirectory() as made:
         models = [(folder, {}) for folder in options.folder]
         for run in options.run:
-            models += [(Path(made) / run.name, {"run": str(run)})]
-            kind = load_run(run).config.model.attention.kind
-            export(run, models[-1][0], form="factored" if kind == "lrkv" else None)
+            folder, kind = Path(made) / run.name, read_run(run).model.attention.kind
+            export(run, folder, form="factored" if kind == "lrkv" else None)
+            models.append((folder, {"run": str(run)}))
         for folder, order in models:
             for requests in (1, 8):
                 yield from answered(options, folder, requests, order)
@@ -250,7 +250,7 @@ def decoding_peers(options, config):
     """(name, interpreter, script, how) of each that knows the model's class."""
     yield OURS, sys.executable, "ours_decode.py", {}
     yield ALONE, sys.executable, "ours_decode_products.py", {}
-    # The class that an export brings along has a cache of its own.
+    # The class that an export brings along takes a DynamicCache alone.
     caches = ("dynamic",) if "auto_map" in config else ("dynamic", "static")
     for cache in caches if options.transformers else ():
         script, how = "transformers_decode.py", {"cache": cache}

@@ -1,7 +1,7 @@
 """The products of lrkv_jax's decoder and nothing else, a peer of `peers.py` as ours_decode.py is.
 
 Programs are the engine's: a chunk of prompts, and a token for each request. Each product has
-a weight of its own, so that a step reads the whole model.
+its own weight, so that a step reads the whole model.
 """
 
 import time

@@ -28,7 +28,7 @@ def products(jaxpr, times=1):
 
 
 class Products:
-    """The products of a traced program; `apart` gives each operands of its own, as weights are."""
+    """The products of a traced program; `apart` gives each its own operands, as layers have."""
 
     def __init__(self, jaxpr, *, apart=False):
         self.equations = list(products(jaxpr))
