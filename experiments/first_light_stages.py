@@ -209,11 +209,11 @@ def decode(name: str, settings: dict[str, Any]) -> Found:
     for row in rows:
         if row["variant"] == "mha" or not row["us"] or not best:
             continue
-        variant, by = row["variant"], row["implementation"]
-        ratio = row["us"] / mha[best]
+        variant, by, ratio = row["variant"], row["implementation"], row["us"] / mha[best]
         parts.append(f"{variant} {by} {row['us']:.1f} µs, {ratio:.2f} of it")
+        first = ["", ""] if cells else [name, f"{mha[best]:.1f} ({best})"]
         cells.append([
-            name, f"{mha[best]:.1f} ({best})", variant, by, f"{row['us']:.1f}", f"{ratio:.2f}",
+            *first, variant, by, f"{row['us']:.1f}", f"{ratio:.2f}",
             f"{row['bytes_over_mha']:.2f}" if row["bytes_over_mha"] else "",
             f"{row['share_of_copy']:.0%}" if row["share_of_copy"] else "",
         ])  # fmt: skip
@@ -293,7 +293,7 @@ def train_step(name: str, settings: dict[str, Any]) -> Found:
         variant, sheet, ratio = row["variant"], row["mfu_of_datasheet"], row["time_over_mha"]
         parts.append(f"{variant} {row['ms']:.1f} ms, MFU {sheet or row['mfu_of_ceiling']:.1%}")
         cells.append([
-            name, variant, f"{row['ms']:.1f}", f"{row['tokens_per_second']:,.0f}",
+            "" if cells else name, variant, f"{row['ms']:.1f}", f"{row['tokens_per_second']:,.0f}",
             f"{sheet:.1%}" if sheet else "", f"{row['mfu_of_ceiling']:.1%}",
             f"{ratio:.2f}" if ratio else "", f"{row['peak_bytes'] / 1e9:.1f}",
         ])  # fmt: skip
