@@ -13,6 +13,7 @@ from support.engines import (
     whole_logits,
 )
 from support.marks import quick
+from support.meshes import mesh_of
 from support.variants import FIVE, LRKVS, VOCABULARY, error, random_params, small
 
 from lrkv_jax.errors import LrkvError
@@ -240,7 +241,8 @@ def test_what_cannot_be_decoded_is_refused_and_leaves_nothing(engine, call, mess
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mha", "mla", "lrkv"])
 def test_in_bfloat16_weights_are_read_as_such_and_logits_stay_within_rounding(name):
-    engine = engine_of(FIVE[name], model={"dtype": "bfloat16", "norm_gain": True})
+    model = {"dtype": "bfloat16", "norm_gain": True}
+    engine = engine_of(FIVE[name], model=model, mesh=mesh_of())  # a run's, on one device
     # On a CPU all that multiplies a layer's input is one matrix.
     assert len(engine.calls.model.blocks[0].attention.joined) == engine.config.width
     kinds = {leaf.dtype for leaf in jax.tree.leaves(engine.calls.model) if leaf.ndim > 1}
