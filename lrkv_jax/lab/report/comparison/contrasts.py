@@ -115,31 +115,28 @@ class Contrast:
 
 def contrasts(values: Values, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Contrast]:
     """First minus second of each pair of variants, all from one model; `p` adjusted by Holm."""
-    pairs = list(pairs)
-    found = _combined(values, [{first: 1, second: -1} for first, second in pairs])
-    return _adjusted(dict(zip(pairs, found, strict=True)))
+    return combined(values, {(first, second): {first: 1, second: -1} for first, second in pairs})
 
 
-def combined(values: Values, weights: Mapping[str, float]) -> Contrast:
-    """The weighted sum of the variants' values, as in {a: 2, b: -1, c: -1}; weights sum to 0."""
-    return _adjusted({"": _combined(values, [weights])[0]})[""]
+def combined[K](values: Values, wanted: Mapping[K, Mapping[str, float]]) -> dict[K, Contrast]:
+    """Weighted sums of the variants' values, as in {a: 2, b: -1, c: -1}; weights sum to 0.
 
-
-def _combined(values: Values, wanted: Sequence[Mapping[str, float]]) -> list[Contrast]:
+    All from one model; `p` adjusted by Holm.
+    """
     names = [name for name, by_seed in values.items() if by_seed]
     rows = [(v, s, y) for v in names for s, y in values[v].items()]
     seeds = sorted({s for _, s, _ in rows})
     X = np.zeros((len(rows), len(names) + len(seeds)))
     for row, (v, s, _) in zip(X, rows, strict=True):
         row[names.index(v)] = row[len(names) + seeds.index(s)] = 1
-    found = []
-    for weights in wanted:
+    found = {}
+    for key, weights in wanted.items():
         c = np.zeros(X.shape[1])
         if known := set(weights) <= set(names):
             for name, weight in weights.items():
                 c[names.index(name)] += weight
-        found.append(_estimate(X, [y for *_, y in rows], c) if known else Contrast(None))
-    return found
+        found[key] = _estimate(X, [y for *_, y in rows], c) if known else Contrast(None)
+    return _adjusted(found)
 
 
 def against(baseline: Mapping[int, float], others: Values) -> dict[str, Contrast]:

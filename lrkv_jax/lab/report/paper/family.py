@@ -265,7 +265,7 @@ def _rotation_less_factorization(
         weights[variants[first].label] += sign
         weights[variants[second].label] -= sign
     name = " − ".join(f"({' − '.join(pair)})" for pair in (ROTATION, FACTORIZATION))
-    found = [combined(one, weights) for one in values.values()]
+    found = [combined(one, {name: weights})[name] for one in values.values()]
     return [_contrast_row(name, found, "", "added later")]
 
 

@@ -47,11 +47,11 @@ def test_several_variants_share_one_variance():
     named = {name: dict(enumerate(row)) for name, row in zip("abcd", values, strict=True)}
     pairs = [("a", "b"), ("c", "a")]
     # A difference of differences, (a − b) − (b − c), has the variance of all its terms.
-    found = combined(named, {"a": 1, "b": -2, "c": 1})
+    [found] = combined(named, {"both": {"a": 1, "b": -2, "c": 1}}).values()
     a, b, c, _ = values.mean(1)
     assert (found.difference, found.error) == pytest.approx((a - 2 * b + c, (6 * mse / 5) ** 0.5))
     assert found.degrees == 12 and found.family == 1
-    assert combined(named, {"a": 1, "e": -1}).difference is None
+    assert combined(named, {"": {"a": 1, "e": -1}})[""].difference is None
     found = contrasts(named, pairs)
     raw = []
     for (first, second), one in found.items():

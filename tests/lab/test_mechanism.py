@@ -1,0 +1,80 @@
+"""The mechanism's tables, from planted runs whose effects are known."""
+
+import json
+import re
+import sys
+from math import log
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    yield __import__("mechanism.pages").pages
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mechanism"]:
+        sys.modules.pop(name)
+
+
+def planted(design, rng):
+    """Runs whose loss is their variant's, their seed's and noise; documents differ in both."""
+    sizes = {kind: rng.integers(200, 9000, 60) for kind in ("a", "b", "c")}
+    harder = {kind: rng.normal(1, 0.3, 60) for kind in sizes}
+    helped = {(v, kind): rng.normal(0, 0.02, 60) for v in design.VARIANTS for kind in sizes}
+    for v, variant in enumerate(design.VARIANTS):
+        for seed in design.SEEDS:
+            level = 2 + 0.01 * v + 0.05 * seed + rng.normal(0, 0.001)
+            test = {
+                kind: [
+                    (log(2) * size * (level * hard + more), size, int(size))
+                    for size, hard, more in zip(
+                        sizes[kind], harder[kind], helped[variant, kind], strict=True
+                    )
+                ]
+                for kind in sizes
+            }
+            yield {"variant": variant, "rate": 0.01, "seed": seed, "steps": design.STEPS,
+                   "documents": {"test": test}}  # fmt: skip
+
+
+def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path):
+    design, rng = pages.design, np.random.default_rng(0)
+    kept = list(planted(design, rng))
+    short = {**kept[0], "steps": design.RATE_STEPS}  # of the rates: in no table
+    lines = [json.dumps(run, default=int) for run in (*kept, short)]
+    (tmp_path / "runs.jsonl").write_text("\n".join(lines))
+    marks = "\n".join(f"<!-- {name} -->\n<!-- end of {name} -->" for name in
+                      ("mechanism", "mechanism contrasts"))  # fmt: skip
+    (tmp_path / "results.md").write_text(marks)
+    pages.write(tmp_path, tmp_path)
+
+    weights = design.CONTRASTS["both - per head"]
+    rows = {  # [seeds, kinds, documents, (nats, tokens, bytes)]
+        name: np.array(
+            [list(r["documents"]["test"].values()) for r in kept if r["variant"] == name]
+        )
+        for name in weights
+    }
+    nats = sum(weight * rows[name][..., 0].mean(0) for name, weight in weights.items())
+    size = rows["both"][0, ..., 2]
+
+    def difference(drawn):
+        of = np.take_along_axis(nats, drawn, 1).sum(1)
+        return (of / np.take_along_axis(size, drawn, 1).sum(1) / log(2)).mean()
+
+    again = [difference(rng.integers(60, size=(3, 60))) for _ in range(2000)]
+    found = json.loads((tmp_path / "contrasts.json").read_text())["contrasts"]
+    one = found["both - per head"]
+    assert one["difference"] == pytest.approx(difference(np.tile(np.arange(60), (3, 1))))
+    assert one["error_over_documents"] == pytest.approx(np.std(again), rel=0.1)
+    both, seeds = (np.ptp(one[f"interval_over_{over}"]) for over in ("both", "seeds"))
+    error = np.hypot(one["error_over_seeds"], one["error_over_documents"])
+    assert both / seeds == pytest.approx(error / one["error_over_seeds"])
+    assert set(found) == set(design.CONTRASTS)
+    page = (tmp_path / "results.md").read_text()
+    assert f"{one['difference']:+.4f}" in page and "| `lrkv_latent` " in page
+    assert len(re.findall(r"0\.01 \| +6 \|", page)) == len(design.VARIANTS)
