@@ -16,9 +16,12 @@ from lrkv_jax.distributed import start
 
 def products(jaxpr, times=1):
     """The equation of each product of a traced program, as often as it runs."""
+    seen = set()  # XLA makes one of products that are the same
     for equation in jaxpr.eqns:
         if equation.primitive is jax.lax.dot_general_p:
-            yield from [equation] * times
+            one = (*map(id, equation.invars), str(equation.params))
+            yield from [equation] * times * (one not in seen)
+            seen.add(one)
         runs = times * (equation.params["length"] if equation.primitive.name == "scan" else 1)
         parameters = list(equation.params.values())
         for inner in jax.tree.leaves(parameters, is_leaf=lambda leaf: hasattr(leaf, "eqns")):
