@@ -287,11 +287,28 @@ class LowRankAttention(Attention):
         rk_BTGR, rv_BTGR, v_BT1K = ((x * inverse_BT11).astype(x.dtype) for x in latents)
         return rk_BTGR, rv_BTGR, v_BT1K[:, :, 0]
 
-    def _entries(self, x_BTD, positions_BT, k_BTGK=None):
-        """Cache entries of each token, and its whole unrotated keys, never cached: [B, T, G, K].
+    def _inverse_norms(self, k_shared_BTK, rk_BTGR):
+        """1 / rms of keys that are not made, [B, T, G]: |k + r B|² = |k|² + r · (2 k Bᵀ + r B Bᵀ).
 
-        The keys are made from the factors unless they are given. At rank 0 all heads have one key,
-        and G is 1.
+        No array is as wide as the keys of all heads, nor is any gradient. In float32 throughout.
+        """
+        f32 = {"preferred_element_type": jnp.float32}
+        up_GRK = self._up_of_keys[...].astype(rk_BTGR.dtype)
+        gram_GRR = jnp.einsum("GRK,GSK->GRS", up_GRK, up_GRK, **f32)
+        K = k_shared_BTK.shape[-1]
+        # One product of two matrices, whose gradients are ones too.
+        cross_NF = jnp.matmul(k_shared_BTK.reshape(-1, K), up_GRK.reshape(-1, K).T, **f32)
+        cross_BTGR, rk_BTGR = cross_NF.reshape(rk_BTGR.shape), rk_BTGR.astype(jnp.float32)
+        own_BTGR = jnp.einsum("BTGR,GRS->BTGS", rk_BTGR, gram_GRR)
+        squares_BTG = (rk_BTGR * (2 * cross_BTGR + own_BTGR)).sum(axis=-1)
+        squares_BTG += jnp.square(k_shared_BTK.astype(jnp.float32)).sum(axis=-1, keepdims=True)
+        return jax.lax.rsqrt(jnp.maximum(squares_BTG, 0) / K + self.config.norm_eps)
+
+    def _entries(self, x_BTD, positions_BT, k_BTGK=None):
+        """Cache entries of each token, and in mode `full` its whole unrotated keys: [B, T, G, K].
+
+        Those are never cached, and are made from the factors unless they are given. At rank 0 all
+        heads have one key, and G is 1.
         """
         k_shared_BTK, v_shared_BTK = product(x_BTD, self, "key"), product(x_BTD, self, "value")
         rk_BTGR = rv_BTGR = norm_BGT = None
@@ -303,14 +320,18 @@ class LowRankAttention(Attention):
                 rk_BTGR = with_one(rk_BTGR)
             else:
                 k_shared_BTK = biased(k_shared_BTK, self.key_bias)
-        if k_BTGK is None:
+        if k_BTGK is None and not self._in_latents:
             k_BTGK = k_shared_BTK[:, :, None]
             if self.rank:
                 k_BTGK = k_BTGK + self._raise(rk_BTGR, self._up_of_keys)
+        if self._norms_keys:
+            norm_BGT = (
+                self._inverse_norms(k_shared_BTK, rk_BTGR)
+                if self._in_latents
+                else inverse_rms(k_BTGK, self.config.norm_eps)
+            ).swapaxes(1, 2)
         if self.config.attention.latent_norm == "joint":
             rk_BTGR, rv_BTGR, v_shared_BTK = self._jointly_normed(rk_BTGR, rv_BTGR, v_shared_BTK)
-        if self._norms_keys:
-            norm_BGT = inverse_rms(k_BTGK, self.config.norm_eps).swapaxes(1, 2)
         k_shared_BTK = gained(k_shared_BTK, self.key_gain)
         k_shared_BTK = self.rotated(k_shared_BTK[:, :, None], positions_BT)[:, :, 0]
         if self.rank and self.rope == "latent":

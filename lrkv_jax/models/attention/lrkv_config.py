@@ -138,12 +138,12 @@ class LRKV(AttentionConfig):
         return model.width * down + self.groups(model) * sum(self.ranks) * model.head_width
 
     def extra_multiplications(self, model: ModelShape) -> int:
-        # B^K takes H queries to the latents; the norms of G keys need r B^K as well. One of the G
-        # is in `kv_parameters`.
+        # B^K takes H queries to the latents, and for the norms the shared key to those of G, which
+        # then meet B B^T. One of the G is in `kv_parameters`.
         if self.rope == "full":
             return 0
-        uses = model.heads + self.groups(model) * (self.norms_keys(model) - 1)
-        return uses * self.ranks[0] * model.head_width
+        H, G, R_k, norms = model.heads, self.groups(model), self.ranks[0], self.norms_keys(model)
+        return (H + G * (norms - 1)) * R_k * model.head_width + norms * G * R_k**2
 
     def forms_weights(self, width: int, groups: int, head_width: int, tokens: int) -> bool:
         """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
@@ -167,13 +167,16 @@ class LRKV(AttentionConfig):
 
     def multiplications(self, model: ModelShape, tokens: int) -> float:
         D, G, K = model.width, self.groups(model), model.head_width
+        squares = 0.0  # B B^T, once per layer and step
+        if self.rope != "full" and self.norms_keys(model):
+            squares = G * self.ranks[0] ** 2 * K / tokens
         if not self.forms_weights(D, G, K, tokens):
-            return super().multiplications(model, tokens)
+            return super().multiplications(model, tokens) + squares
         # Weights of values are formed in every mode, those of keys where the whole key is rotated.
         R_k, R_v = self.ranks
         keys = D * G * K * (1 + R_k / tokens)
         if self.rope != "full":
-            keys = D * K + G * R_k * (D + K) + self.extra_multiplications(model)
+            keys = D * K + G * R_k * (D + K) + self.extra_multiplications(model) + squares
         return keys + D * G * K * (1 + R_v / tokens)
 
     def filled_ranks(self, model: ModelShape) -> tuple[int, int]:
