@@ -61,7 +61,7 @@ def in_compute_dtype(config: ModelConfig, params: Any) -> Any:
 
 
 def mesh_for(config: ModelConfig, mesh: Mesh | None) -> Mesh | None:
-    """The mesh to decode on: the given one, else the one in use; none where it is one device.
+    """The mesh to decode on: the given one, else the one in use; none for the first device.
 
     Raises `LrkvError` for a mesh of other axes, one whose `tensor` does not divide the heads, and
     for an interpreted kernel on several devices.
@@ -80,7 +80,7 @@ def mesh_for(config: ModelConfig, mesh: Mesh | None) -> Mesh | None:
             f"model.decode_kernel = interpret does not run on several devices, and the mesh has "
             f"{mesh.size}: use xla"
         )
-    return mesh if mesh.size > 1 else None
+    return None if list(mesh.devices.flat) == jax.local_devices()[:1] else mesh
 
 
 def place_parameters(model: Unstacked, mesh: Mesh | None) -> Unstacked:
