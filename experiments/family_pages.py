@@ -57,6 +57,7 @@ SUPPORTED = {
     "LRKV, `rope: full`": _LRKV,
     "LRKV, `rope: shared`": {**_LRKV, "rope": "shared"},
     "LRKV, `rope: latent`": {**_LRKV, "rope": "latent"},
+    "LRKV, `rope: none`": {**_LRKV, "rope": "none"},
 }
 
 

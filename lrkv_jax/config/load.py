@@ -142,6 +142,11 @@ def config_from(
         variants[name] = _validated(path, kind, settings, key)
     if isinstance(raw["model"], dict):
         raw["model"]["attention"] = variants[chosen]
+        if isinstance(name := raw["model"].get("window_attention"), str):
+            if name not in variants:
+                complaint = f"model.window_attention = {name} is not a variant"
+                raise LrkvError(complaint + nearest(name, variants))
+            raw["model"]["window_attention"] = variants[name]
     return _validated(path, RunConfig, raw)
 
 

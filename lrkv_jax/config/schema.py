@@ -6,7 +6,7 @@ Defaults are the paper's where it states them; a comment names the source of any
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -46,6 +46,21 @@ class ModelConfig(Group):
     )
     vocabulary: Positive = semantics("Token ids, V. Must be at least the tokenizer's.", 50_304)
     attention: Attention = semantics("The chosen variant. Set it as `attention`.")
+    layers_pattern: str | None = semantics(
+        "Kinds of layers from the first on, repeated. S sees the last `window` positions, G all. "
+        "Null: one kind.",
+        None,
+    )
+    window: Positive | None = semantics(
+        "Positions that a token sees, itself among them: in layers S, or in all without a "
+        "layers_pattern. Null: all before it.",
+        None,
+    )
+    window_attention: Attention | None = semantics(
+        "The variant of layers S, a name of `variants` or its settings. Null: that of layers G, "
+        "`attention`.",
+        None,
+    )
     rope_base: PositiveFloat = semantics("Base of the rotary position embedding.", 10_000.0)
     rope_scaling: RopeScaling | None = semantics(
         "How the frequencies are changed for longer sequences. Null: they are not.", None
@@ -100,6 +115,35 @@ class ModelConfig(Group):
     def feed_forward_width(self) -> int:
         return self.feed_forward or 4 * self.width
 
+    @property
+    def cycle(self) -> tuple[ModelConfig, ...]:
+        """The model of one kind that each layer of the pattern is of; itself without a pattern.
+
+        Layer i is of the kind `cycle[i % len(cycle)]`.
+        """
+        if self.layers_pattern is None:
+            return (self,)
+        of_one: dict[str, Any] = {"layers_pattern": None, "window_attention": None}
+        everywhere = self.model_copy(update={**of_one, "window": None})
+        own = {"attention": self.window_attention or self.attention}
+        windowed = self.model_copy(update=of_one | own)
+        return tuple(windowed if kind == "S" else everywhere for kind in self.layers_pattern)
+
+    @property
+    def main_kind(self) -> ModelConfig:
+        """The model of the kind that has `attention`: of a pattern, layers G."""
+        return next((kind for kind in self.cycle if kind.window is None), self.cycle[0])
+
+    @property
+    def cycles(self) -> int:
+        """How often the layers' pattern is repeated."""
+        return self.layers // len(self.cycle)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The different windows of the layers, each once; None where a token sees all before it."""
+        return tuple(dict.fromkeys(kind.window for kind in self.cycle))
+
     @model_validator(mode="after")
     def _shapes_fit(self) -> ModelConfig:
         if self.head_width % 2:
@@ -108,21 +152,56 @@ class ModelConfig(Group):
                 f"model.head_width = {self.head_width} is odd, and rotation works on pairs: "
                 f"use {' or '.join(even)}"
             )
+        self._pattern_fits()
+        if self.layers % self.unroll or (self.unroll > 1 and self.unroll % len(self.cycle)):
+            into = "" if self.layers_pattern is None else " into whole patterns"
+            raise LrkvError(
+                f"model.unroll = {self.unroll} does not divide model.layers = {self.layers}"
+                f"{into}: use {' or '.join(dict.fromkeys(['1', str(self.layers)]))}"
+            )
+        for kind in dict.fromkeys(self.cycle):
+            try:
+                kind._attention_fits()
+            except LrkvError as error:
+                if kind.window is None or self.window_attention is None:
+                    raise
+                raise LrkvError(f"model.window_attention: {error}") from None
+        return self
+
+    def _pattern_fits(self) -> None:
+        pattern = self.layers_pattern
+        if pattern is None:
+            if self.window_attention is not None:
+                raise LrkvError(
+                    "model.window_attention is of layers S, and there is no model.layers_pattern: "
+                    "give one, or set model.attention alone"
+                )
+            return
+        if others := sorted(set(pattern) - set("SG")):
+            raise LrkvError(
+                f"model.layers_pattern = {pattern}: kind {others[0]} has no attention, use S "
+                "(window) and G (all positions)"
+            )
+        if set(pattern) != set("SG"):
+            raise LrkvError(
+                f"model.layers_pattern = {pattern!r} is not of both S and G: leave it out, and set "
+                "model.window for layers that are all S"
+            )
+        if self.window is None:
+            raise LrkvError(f"model.layers_pattern = {pattern} has layers S: give model.window")
+        if self.layers % len(pattern):
+            raise LrkvError(
+                f"model.layers_pattern = {pattern}, {len(pattern)} layers, does not divide "
+                f"model.layers = {self.layers}"
+            )
+
+    def _attention_fits(self) -> None:
         if self.kv_cache_dtype == "int8" and not self.attention.int8_rows(self):
             raise LrkvError(
                 f"model.kv_cache_dtype = int8, and {self.attention.label} has no rows of heads to "
                 "keep in eight bits: use auto"
             )
-        if self.layers % self.unroll:
-            raise LrkvError(
-                f"model.unroll = {self.unroll} does not divide model.layers = {self.layers}: "
-                f"use 1 or {self.layers}"
-            )
         self.attention.check(self)
-        self._gains_have_keys()
-        return self
-
-    def _gains_have_keys(self) -> None:
         if self.qk_gain and not self.qk_norm:
             raise LrkvError(
                 "model.qk_gain = true, and model.qk_norm = false leaves it no norm: set "
@@ -450,6 +529,16 @@ class RunConfig(Group):
     init_from: Path | None = semantics("A run whose parameters this one starts with.", None)
     init_step: NonNegative | None = semantics("The step of `init_from`. Null: the newest.", None)
     run_dir: Path | None = placement("The run's directory. Null is runs/NAME-ATTENTION.", None)
+
+    @model_validator(mode="after")
+    def _window_fits(self) -> RunConfig:
+        window, context = self.model.window, self.train.seq_len
+        if window is not None and window > context:
+            raise LrkvError(
+                f"model.window = {window} is above train.seq_len = {context}: use {context} or "
+                "less, or null"
+            )
+        return self
 
     @property
     def directory(self) -> str:

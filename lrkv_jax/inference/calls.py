@@ -30,9 +30,10 @@ MIN_PRODUCT_ROWS = 4
 class Calls:
     """A model, its pool of pages and its slots on the device, and the calls that are on their way.
 
-    slots, pages: of all shards, and of each, without the null page. longest: pages of the longest
-    sequence. prefill, score: shapes of the programs that read, on each shard. steps: most of a
-    call. draft_tokens: as for `Engine`; `drafted` and `accepted` count proposed and right ones.
+    slots, pages: of all shards, and of each, without the null page. window_pages: such of layers
+    with a window, of each shard. longest: pages of the longest sequence. prefill, score: shapes of
+    the programs that read, on each shard. steps: most of a call. draft_tokens: as for `Engine`;
+    `drafted` and `accepted` count proposed and right ones.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Calls:
         slots: int,
         shards: int,
         pages: int,
+        window_pages: int,
         longest: int,
         prefill: Shape,
         score: Shape,
@@ -57,7 +59,11 @@ class Calls:
             "most": steps, "draft_tokens": draft_tokens, "drafts_at_once": int(single_cpu),
         }  # fmt: skip
         self.drafted = self.accepted = 0
-        self._batch, self._shards, self._pages, self._each = slots, shards, pages, longest
+        self._batch, self._shards, self._each = slots, shards, longest
+        # Pages of a shard, the null page too, in layers of each kind.
+        self._rows = tuple(
+            1 + (pages if window is None else window_pages) for window in model.config.windows
+        )
         self.prefill, self.score = prefill, score
         self._most = max(MIN_PRODUCT_ROWS, prefill.rows * shards)
 
@@ -72,16 +78,25 @@ class Calls:
     def cache(self) -> Any:
         """The pool of pages, made if there is none."""
         if self.pool is None:
-            pages = self._shards * (self._pages + 1)
+            pages = [self._shards * rows for rows in self._rows]
             self.pool = placement.new_cache(self.model, pages, PAGE, self.mesh)
         return self.pool
 
+    def cache_bytes_per_token(self) -> float:
+        """Bytes of one token in all layers, from the live buffers."""
+        windows = self.model.config.windows
+        return sum(
+            leaf.nbytes
+            / (PAGE * self._shards * self._rows[windows.index(block.attention.config.window)])
+            for block, cache in zip(self.model.blocks, self.cache(), strict=True)
+            for leaf in jax.tree.leaves(cache)
+        )
+
     def compile_swaps(self) -> None:
         """Compile what moves pages to the host and back."""
-        places_N = np.full(self._each, self._shards * (self._pages + 1), np.int32)
-        with jax.set_mesh(self.mesh):
-            content = jax.tree.map(np.asarray, programs.swap_out(self.cache(), places_N))
-        self.pool = self.run(programs.swap_in, self.pool, places_N, content)
+        places = tuple(np.full(self._each, self._shards * rows, np.int32) for rows in self._rows)
+        content = jax.tree.map(np.asarray, self.run(programs.swap_out, self.cache(), places))
+        self.pool = self.run(programs.swap_in, self.pool, places, content)
 
     def read(self, ahead: int) -> None:
         """Read the answers of all calls but the last `ahead`."""
@@ -98,8 +113,7 @@ class Calls:
         pool, answers = self.cache(), []
         self._scheduler = scheduler
         for move in plan.swap_out:
-            with jax.set_mesh(self.mesh):
-                move.sequence.swapped = programs.swap_out(pool, self._places(move))
+            move.sequence.swapped = self.run(programs.swap_out, pool, self._places(move))
             answers.append(partial(_to_host, move.sequence))
         for move in plan.swap_in:
             _to_host(move.sequence)
@@ -186,36 +200,50 @@ class Calls:
         """Arrays for a program of this shape, and each chunk by its row."""
         F = shape.rows * self._shards
         tokens_FT, count_F = np.zeros((F, shape.positions), np.int32), np.ones(F, np.int32)
-        start_F, pages_FN = np.zeros(F, np.int32), np.full((F, self._each), NULL, np.int32)
+        start_F = np.zeros(F, np.int32)
         by_place = {shard * shape.rows + row: chunk for (shard, row), chunk in chunks.items()}
         for place, chunk in by_place.items():
             tokens_FT[place, : len(chunk.tokens)] = chunk.tokens
             start_F[place], count_F[place] = chunk.start, len(chunk.tokens)
-            pages_FN[place, : len(chunk.sequence.pages)] = chunk.sequence.pages
+        pages_FN = self._tables(F, {place: one.sequence for place, one in by_place.items()})
         return tokens_FT, start_F, count_F, pages_FN, by_place
+
+    def _tables(self, rows, sequences):
+        """The page tables of sequences by row, one for the layers of each window."""
+        tables = tuple(np.full((rows, self._each), NULL, np.int32) for _ in self._rows)
+        for place, sequence in sequences.items():
+            for window, table in zip(self.model.config.windows, tables, strict=True):
+                pages = sequence.pages
+                if window is not None:
+                    pool = self._scheduler.pools[sequence.shard]
+                    pages = pool.windows_of(pages, sequence.behind)
+                table[place, : len(pages)] = pages
+        return tables
 
     def step_inputs(self, plan):
         """The host's inputs for each slot of a call of steps."""
         B = self._batch
-        pages_BN = np.full((B, self._each), NULL, np.int32)
         numbers = np.zeros((3, B), np.int32)
         end_B, token_B, length_B = numbers
         scheduled_B, fresh_B = np.zeros((2, B), bool)
         for slot, sequence in plan.decoding.items():
-            pages_BN[slot, : len(sequence.pages)] = sequence.pages
             end_B[slot], scheduled_B[slot] = sequence.max_length, True
             if slot in plan.fresh:
                 fresh_B[slot], token_B[slot] = True, sequence.tokens[-1]
                 length_B[slot] = len(sequence.tokens) - 1
         params = batched_params([plan.decoding.get(slot) for slot in range(B)])
+        pages_BN = self._tables(B, plan.decoding)
         return StepInputs(pages_BN, end_B, scheduled_B, fresh_B, token_B, length_B, params)
 
     def _places(self, move):
-        """Pages counted over all shards, padded to those of the longest sequence."""
-        first, beyond = move.shard * (self._pages + 1), self._shards * (self._pages + 1)
-        places_N = np.full(self._each, beyond, np.int32)
-        places_N[: len(move.pages)] = first + np.asarray(move.pages, np.int32)
-        return places_N
+        """Pages counted over all shards, padded to those of the longest sequence: as `_tables`."""
+        found = []
+        for window, rows in zip(self.model.config.windows, self._rows, strict=True):
+            pages = move.pages if window is None else move.windows
+            places_N = np.full(self._each, self._shards * rows, np.int32)
+            places_N[: len(pages)] = move.shard * rows + np.asarray(pages, np.int32)
+            found.append(places_N)
+        return tuple(found)
 
     def _read_steps(self, turns, count, outputs):
         if self.decode_options["draft_tokens"]:

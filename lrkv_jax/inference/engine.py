@@ -110,6 +110,7 @@ class Engine:
         if params is None or length is None:
             raise LrkvError("an Engine of a ModelConfig needs its parameters and a length")
         each = -(-length // PAGE)  # pages of the longest request
+        window = next(filter(None, config.windows), None)
         if prefill_chunk is None:
             prefill_chunk = PREFILL_CHUNK.get(jax.default_backend(), PREFILL_CHUNK["gpu"])
         sizes = {
@@ -127,28 +128,43 @@ class Engine:
         placed = placement.model_of(config, params, self.mesh)
         shards = placement.shards(self.mesh)
         self.batch = batch = -(-batch // shards) * shards
+        chunk = min(-(-prefill_chunk // PAGE) * PAGE, each * PAGE)
+        self._extra = most_tokens(steps_per_call, draft_tokens) - steps_per_call
+        # Of layers with a window a sequence keeps what that has, and what two calls may write.
+        self._ahead = max(chunk, 2 * (steps_per_call + self._extra) + 1)
+        span = 0 if window is None else min(each, (window + self._ahead) // PAGE + 2)
+        windows = batch // shards * span  # of a shard
+        in_all, in_windows = (
+            placement.page_bytes(placed, PAGE, kind) if kind in config.windows else 0
+            for kind in (None, window or 0)
+        )
         if cache_bytes is not None:
-            pages = cache_bytes // placement.page_bytes(placed, PAGE) - shards
+            of_shard = cache_bytes // shards
+            if in_windows:
+                rest = (of_shard - (each + 1) * in_all) // in_windows - 1
+                windows = rest if not in_all else max(min(rest, windows), 0)
+            if in_all:
+                pages = shards * ((of_shard - (windows + bool(span)) * in_windows) // in_all - 1)
         self.pages = -(-(batch * each if pages is None else pages) // shards)  # of a shard
-        if self.pages < each:
-            needed = (each + 1) * shards * placement.page_bytes(placed, PAGE)
+        if self.pages < each or windows < span:
+            needed = shards * ((each + 1) * in_all + (span + bool(span)) * in_windows)
             raise LrkvError(
                 f"a request of {length} tokens needs {needed:,} bytes of cache, {each + 1} pages "
                 f"on each of {shards} shards: give more than {max(self.pages, 0)} pages, or use a "
                 "shorter length"
             )
-        chunk = min(-(-prefill_chunk // PAGE) * PAGE, each * PAGE)
+        self._window, self._window_pages, self._span = window, windows, span
         # One shape, so that a text's bits do not depend on how many others were read
         # with it.
         self._prefill = Shape(chunk // PAGE, PAGE)
         self._score = Shape(max(1, min(chunk // SCORED, batch // shards)), SCORED)
         self.steps_per_call, self._shards = steps_per_call, shards
-        self._extra = most_tokens(steps_per_call, draft_tokens) - steps_per_call
         self._host_pages = batch * each if host_pages is None else host_pages
         self.calls = Calls(
             placed, self.mesh,
-            slots=batch, shards=shards, pages=self.pages, longest=each, prefill=self._prefill,
-            score=self._score, steps=steps_per_call, draft_tokens=draft_tokens,
+            slots=batch, shards=shards, pages=self.pages, window_pages=windows, longest=each,
+            prefill=self._prefill, score=self._score, steps=steps_per_call,
+            draft_tokens=draft_tokens,
         )  # fmt: skip
         self.reset()
 
@@ -172,7 +188,8 @@ class Engine:
     def _empty(self):
         """The engine's pages, with nothing in them, and nothing on its way."""
         self.calls.reset()
-        return [Pool(self.pages + 1) for _ in range(self._shards)]
+        windows = self._window, self._window_pages + 1, self._span
+        return [Pool(self.pages + 1, *windows) for _ in range(self._shards)]
 
     # Requests.
 
@@ -213,6 +230,11 @@ class Engine:
             raise LrkvError(f"min_tokens with {stops} stop tokens: give up to {STOPS} of them")
         # The last token of a text or of a continuation is never read.
         longest = max(map(len, request.continuations), default=request.max_tokens)
+        if self._window and len(request.continuations) > 1 and longest > self._ahead:
+            raise LrkvError(
+                f"several continuations, one of {longest} tokens, of a model with windows: score "
+                f"one at a time, or give prefill_chunk = {longest} or more"
+            )
         self._check_length(len(request.prompt), longest)
 
     def append(
@@ -354,7 +376,7 @@ class Engine:
             decode_kernel=self.config.decode_kernel,
             kernels=dispatch.choices(),
             cache_bytes=total,
-            cache_bytes_per_token=total / (self._shards * (self.pages + 1) * PAGE),
+            cache_bytes_per_token=self.calls.cache_bytes_per_token(),
             cache_bytes_per_token_formula=cache_bytes_per_token(
                 self.config, resolve_dtype(self.config.dtype).itemsize
             ),

@@ -4,6 +4,9 @@ A page holds the entries of `PAGE` consecutive tokens of a sequence, in every la
 tokens all came from prompts is published under the digest of everything up to its end: a later
 prompt that begins with the same tokens shares it. Pages that nobody holds stay published until
 their room is needed, the end of a chain first.
+
+Layers with a window need the last pages of a sequence alone. Their entries are in pages of another
+array, of which each page here has one until all its holders have left it behind.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,20 +40,90 @@ def digests(ids: Sequence[int]) -> list[Digest]:
     return found
 
 
-class Pool:
-    """The pages of one device's cache, or of one shard of the sequences: 1 to `pages` − 1."""
+class _Windows:
+    """The pages of layers with a window: which page of the pool has which of them."""
 
-    def __init__(self, pages: int):
+    def __init__(self, window: int, pages: int, of: int):
+        self.window = window
+        self.page = [NULL] * of  # of the pool's pages
+        self._holders = [0] * of
+        self._unused = list(range(pages - 1, NULL, -1))
+        self._idle: dict[int, None] = {}  # pages of the pool whose window nobody holds
+
+    @property
+    def free(self) -> int:
+        return len(self._unused) + len(self._idle)
+
+    def behind(self, tokens: int) -> int:
+        """The first pages of a sequence that what follows `tokens` tokens does not see."""
+        return max(0, tokens - self.window + 1) // PAGE
+
+    def take(self, page: int) -> None:
+        """Give a page a window, which has one holder."""
+        if not self._unused:
+            self.drop(next(iter(self._idle)))
+        self.page[page], self._holders[page] = self._unused.pop(), 1
+
+    def hold(self, page: int) -> None:
+        self._holders[page] += 1
+        self._idle.pop(page, None)
+
+    def leave(self, page: int, *, keep: bool) -> None:
+        """Take a holder; after the last one the window may be anybody's, or stays with `keep`."""
+        self._holders[page] -= 1
+        if self._holders[page] == 0:
+            self._idle[page] = None
+            if not keep:
+                self.drop(page)
+
+    def drop(self, page: int) -> None:
+        """Take an idle page its window, if it still has one."""
+        if page in self._idle:
+            del self._idle[page]
+            self._unused.append(self.page[page])
+            self.page[page] = NULL
+
+
+class Pool:
+    """The pages of one device's cache, or of one shard of the sequences: 1 to `pages` − 1.
+
+    window, window_pages: of layers with a window, whose pages are 1 to `window_pages` − 1. span:
+    the most of them that a sequence usually holds.
+    """
+
+    def __init__(self, pages: int, window: int | None = None, window_pages: int = 0, span: int = 0):
+        self.span = span
         self._unused = list(range(pages - 1, NULL, -1))
         self._holders = [0] * pages
         self._pages: dict[bytes, int] = {}  # of a chain's digest
         self._published: dict[int, Digest] = {}
         self._idle: dict[int, None] = {}  # published and held by nobody, the next to go first
+        self._windows = None if window is None else _Windows(window, window_pages, pages)
 
     @property
     def free(self) -> int:
-        """Pages that `take` can give."""
+        """Pages that `take` can give, windows aside."""
         return len(self._unused) + len(self._idle)
+
+    @property
+    def takeable(self) -> int:
+        """Pages that `take` can give, with a window each."""
+        return min(self.free, self.free_windows)
+
+    @property
+    def free_windows(self) -> int:
+        """Windows that `take` can give its pages; without any, as many as pages."""
+        return self.free if self._windows is None else self._windows.free
+
+    def behind(self, tokens: int) -> int:
+        """The first pages of a sequence whose windows what follows `tokens` does not need."""
+        return 0 if self._windows is None else self._windows.behind(tokens)
+
+    def windows_of(self, pages: Sequence[int], behind: int = 0) -> list[int]:
+        """The windows of a sequence's pages; NULL for those that it left behind."""
+        if self._windows is None:
+            return []
+        return [NULL] * behind + [self._windows.page[page] for page in pages[behind:]]
 
     def holders(self, page: int) -> int:
         """How many sequences have the page in their tables."""
@@ -64,29 +137,54 @@ class Pool:
             if page == NULL or self._published[page].ids != digest.ids:
                 break
             found.append(page)
+        if self._windows is not None:
+            there = [window != NULL for window in self.windows_of(found)]
+            while not all(there[self.behind(len(found) * PAGE) : len(found)]):
+                found.pop()
         return found
 
-    def hold(self, pages: Iterable[int]) -> None:
-        """Add a holder to each of some published pages."""
-        for page in pages:
+    def hold(self, pages: Sequence[int]) -> int:
+        """Add a holder to each of some published pages; how many are left behind at once."""
+        behind = self.behind(len(pages) * PAGE)
+        for place, page in enumerate(pages):
             self._holders[page] += 1
             self._idle.pop(page, None)
+            if self._windows is not None and place >= behind:
+                self._windows.hold(page)
+        return behind
 
-    def take(self, count: int) -> list[int]:
-        """Take `count` of the `free` pages, which nobody holds or finds; each gets one holder."""
+    def take(self, count: int, behind: int = 0) -> list[int]:
+        """Take `count` of the `free` pages, which nobody holds or finds; each gets one holder.
+
+        All but the first `behind` get a window.
+        """
         taken = []
-        for _ in range(count):
+        for place in range(count):
             if self._unused:
                 page = self._unused.pop()
             else:
                 page = next(iter(self._idle))
                 del self._idle[page], self._pages[self._published.pop(page).chain]
+                if self._windows is not None:
+                    self._windows.drop(page)
             self._holders[page] = 1
+            if self._windows is not None and place >= behind:
+                self._windows.take(page)
             taken.append(page)
         return taken
 
-    def give_back(self, pages: Sequence[int]) -> None:
-        """Take a holder from each page of a sequence, which lists them in its order."""
+    def leave(self, pages: Iterable[int]) -> None:
+        """Take a holder from the windows of some pages, which a sequence has left behind."""
+        for page in pages:
+            if self._windows is not None:
+                self._windows.leave(page, keep=page in self._published)
+
+    def give_back(self, pages: Sequence[int], behind: int = 0) -> None:
+        """Take a holder from each page of a sequence, which lists them in its order.
+
+        It has left the windows of the first `behind` of them.
+        """
+        self.leave(reversed(pages[behind:]))
         for page in reversed(pages):
             self._holders[page] -= 1
             if self._holders[page] == 0:

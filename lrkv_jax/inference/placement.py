@@ -2,6 +2,7 @@
 
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -100,7 +101,9 @@ def place_parameters(model: Unstacked, mesh: Mesh | None) -> Unstacked:
 
 def splits_heads(model: Unstacked, mesh: Mesh | None) -> bool:
     """Whether each tensor shard attends with its heads alone, and caches no other's."""
-    return mesh is not None and on_mesh.splits_heads(model.blocks[0].attention, mesh)
+    return mesh is not None and all(
+        on_mesh.splits_heads(block.attention, mesh) for block in model.blocks
+    )
 
 
 def shards(mesh: Mesh | None) -> int:
@@ -113,20 +116,28 @@ def replicated(arrays: Any, mesh: Mesh | None) -> Any:
     return arrays if mesh is None else jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()))
 
 
-def page_bytes(model: Unstacked, page: int) -> int:
-    """Allocated bytes of a page of so many tokens in all layers."""
+def page_bytes(model: Unstacked, page: int, window: int | None) -> int:
+    """Allocated bytes of a page of so many tokens in all layers that have this window."""
     dtype = resolve_dtype(model.config.dtype)
-    shapes = [block.attention.stored_shapes(1, page, dtype) for block in model.blocks]
+    layers = [block.attention for block in model.blocks]
+    shapes = [a.stored_shapes(1, page, dtype) for a in layers if a.config.window == window]
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
 
 
-def new_cache(model: Unstacked, batch: int, length: int, mesh: Mesh | None) -> list[Any]:
-    """An empty cache a layer, or a pool of so many pages, made in its placement."""
-    if mesh is None:
-        return model.init_cache(batch, length)
-    dtype = resolve_dtype(model.config.dtype)
+def new_cache(
+    model: Unstacked, batches: Sequence[int], length: int, mesh: Mesh | None
+) -> list[Any]:
+    """An empty cache a layer, or a pool of pages, made in its placement.
+
+    `batches` has the pages for each of the config's `windows`.
+    """
+    dtype, windows = resolve_dtype(model.config.dtype), model.config.windows
     caches = []
     for block in model.blocks:
+        batch = batches[windows.index(block.attention.config.window)]
+        if mesh is None:
+            caches.append(block.attention.init_cache(batch, length))
+            continue
         shapes = block.attention.stored_shapes(batch, length, dtype)
         where = on_mesh.cache_shardings(block.attention, shapes, mesh)
         caches.append(

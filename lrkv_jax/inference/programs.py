@@ -175,7 +175,9 @@ def decode(
 def _step(model, step, pool, slots, outputs, inputs, acts_B, forced_B):
     """A token for each slot that acts: (pool, slots, outputs)."""
     # A slot that does not act writes to no page: its pages may be another's by now.
-    pages_BN = jnp.where(acts_B[:, None], inputs.pages_BN, NULL)
+    pages_BN = jax.tree.map(
+        lambda table_BN: jnp.where(acts_B[:, None], table_BN, NULL), inputs.pages_BN
+    )
     at_B = jnp.where(acts_B, slots.length_B, 0)
     x_B1D, pool = model.decode(slots.token_B[:, None], pool, at_B, pages_BN)
     logits_BV = model.logits(x_B1D)[:, 0]
@@ -211,17 +213,35 @@ def _step(model, step, pool, slots, outputs, inputs, acts_B, forced_B):
 
 
 @jax.jit
-def swap_out(pool, pages_N):
-    """Copies of some pages, [N, ...] of each array, counted over all shards; any past the last."""
-    return _replicated(jax.tree.map(lambda pages: pages.at[pages_N].get(mode="clip"), pool))
+def swap_out(model, pool, places):
+    """Copies of some pages, [N, ...] of each array, counted over all shards; any past the last.
+
+    `places` are page numbers [N] for each of the config's `windows`.
+    """
+    return _replicated(
+        [
+            jax.tree.map(lambda pages, at=at: pages.at[at].get(mode="clip"), cache)
+            for cache, at in zip(pool, _of_layers(model, places), strict=True)
+        ]
+    )
 
 
 @partial(jax.jit, donate_argnames="pool")
-def swap_in(model, pool, pages_N, content):
+def swap_in(model, pool, places, content):
     """The pool with these pages' content, as `swap_out` gave it; pages past the last stay out."""
-    new = jax.tree.map(lambda pages, some: pages.at[pages_N].set(some, mode="drop"), pool, content)
-    attentions = [block.attention for block in model.blocks]
-    return [on_mesh.constrain_cache(*pair) for pair in zip(attentions, new, strict=True)]
+    new = []
+    layers = zip(model.blocks, pool, _of_layers(model, places), content, strict=True)
+    for block, cache, at, some in layers:
+        cache = jax.tree.map(
+            lambda pages, own, at=at: pages.at[at].set(own, mode="drop"), cache, some
+        )
+        new.append(on_mesh.constrain_cache(block.attention, cache))
+    return new
+
+
+def _of_layers(model, places):
+    windows = model.config.windows
+    return [places[windows.index(block.attention.config.window)] for block in model.blocks]
 
 
 def _replicated(arrays):

@@ -71,7 +71,9 @@ def verify(model, pool, slots, outputs, inputs, left_B, draft_BW, F):
 
         used_F = slot_F < B
         length_F = jnp.where(used_F, of(slots.length_B), 0)
-        pages_FN = jnp.where(used_F[:, None], of(inputs.pages_BN), NULL)
+        pages_FN = jax.tree.map(
+            lambda table_BN: jnp.where(used_F[:, None], of(table_BN), NULL), inputs.pages_BN
+        )
         text_FT = jnp.concatenate([of(slots.token_B)[:, None], of(draft_BW)], axis=1)
         x_FTD, pool = model.decode(text_FT, pool, length_F, pages_FN)
         logits_XV = model.logits(x_FTD).reshape(F * T, V)

@@ -54,11 +54,15 @@ class PrefillChunk(NamedTuple):
 
 
 class PageMove(NamedTuple):
-    """Pages of a shard whose content goes to `sequence.swapped`, or comes from there."""
+    """Pages of a shard whose content goes to `sequence.swapped`, or comes from there.
+
+    `windows` are theirs, if layers have some, but for the first ones, which were left `behind`.
+    """
 
     sequence: Sequence
     shard: int
     pages: list[int]
+    windows: list[int]
 
 
 @dataclass
@@ -145,6 +149,8 @@ class Scheduler:
             del sequence.tokens[retain:]
             # The last one is read again, with what is appended: its next is chosen then.
             sequence.cached = min(sequence.cached, retain - 1)
+            if sequence.behind and self._behind(sequence) < sequence.behind:
+                self._drop(sequence)
             self._retained.append(sequence)
         else:
             self._drop(sequence)
@@ -270,12 +276,14 @@ class Scheduler:
             needed -= len(shared) + len(sequence.pages)
             others = [r for r in self._slots if r and r.shard == shard]
             needed += sum(max(0, _pages(self._expected_of(r)) - len(r.pages)) for r in others)
-            room = pool.free - sum(pool.holders(page) == 0 for page in shared)
-            while needed > room and (retained := self._retained_in(shard, sequence)):
-                before = pool.free
+            taken = sum(pool.holders(page) == 0 for page in shared)
+            windows = sum(self._windows_needed(r, pool) for r in (sequence, *others))
+            while (needed > pool.free - taken or windows > pool.free_windows) and (
+                retained := self._retained_in(shard, sequence)
+            ):
                 self._swap_out(retained[0], plan)
-                room += pool.free - before
-            if needed <= room or not others:
+            room = pool.free - taken
+            if (needed <= room and windows <= pool.free_windows) or not others:
                 fits.append((len(shared), room, slot, shared))
         return max(fits, key=lambda fit: fit[:2])[2:] if fits else None
 
@@ -290,12 +298,12 @@ class Scheduler:
         self._slots[slot], sequence.slot, sequence.shard = sequence, slot, self._shard(slot)
         pool = self.pools[sequence.shard]
         if sequence.swapped_pages:
-            sequence.pages = pool.take(sequence.swapped_pages)
-            plan.swap_in.append(PageMove(sequence, sequence.shard, list(sequence.pages)))
+            sequence.pages = pool.take(sequence.swapped_pages, sequence.behind)
+            plan.swap_in.append(self._move(sequence))
             self._host_pages += sequence.swapped_pages
             sequence.swapped_pages = 0
         elif shared:
-            pool.hold(shared)
+            sequence.behind = pool.hold(shared)
             sequence.pages, sequence.cached = shared, len(shared) * PAGE
             sequence.result.cached_tokens = sequence.cached
         if (
@@ -316,16 +324,18 @@ class Scheduler:
 
     def _drop(self, sequence):
         if sequence.pages:
-            self.pools[sequence.shard].give_back(sequence.pages)
+            self.pools[sequence.shard].give_back(sequence.pages, sequence.behind)
         self._host_pages += sequence.swapped_pages
         sequence.pages, sequence.swapped_pages, sequence.swapped, sequence.cached = [], 0, None, 0
+        sequence.behind = 0
 
     # Pages.
 
     def _allocate(self, sequence, tokens, plan):
         """Whether a sequence has pages for so many tokens now; younger ones may be preempted."""
         pool, needed = self.pools[sequence.shard], _pages(tokens) - len(sequence.pages)
-        while needed > pool.free:
+        self._leave_behind(sequence)
+        while needed > pool.takeable:
             retained = self._retained_in(sequence.shard, sequence)
             running = [r for r in self.running if r.shard == sequence.shard]
             victim = retained[0] if retained else running[-1]
@@ -335,10 +345,32 @@ class Scheduler:
         sequence.pages += pool.take(max(0, needed))
         return True
 
+    def _behind(self, sequence):
+        """The first pages whose windows the sequence does not need any more.
+
+        Nor does a call that is on its way: each reads on from tokens that are cached. Each of
+        several continuations begins at the prompt's end.
+        """
+        read, scored = sequence.cached, sequence.scored
+        if sequence.phase is Phase.SCORING and len(sequence.request.continuations) == 1:
+            read = len(sequence.tokens) - 1 + scored * self._score.positions
+        return min(self.pools[sequence.shard].behind(read), len(sequence.pages))
+
+    def _leave_behind(self, sequence):
+        behind = self._behind(sequence)
+        self.pools[sequence.shard].leave(sequence.pages[sequence.behind : behind])
+        sequence.behind = max(sequence.behind, behind)
+
+    def _move(self, sequence):
+        pages, behind = list(sequence.pages), sequence.behind
+        windows = self.pools[sequence.shard].windows_of(pages, behind)
+        return PageMove(sequence, sequence.shard, pages, windows[behind:])
+
     def _swap_out(self, sequence, plan):
         """Take a sequence's pages, and its slot if it has one; their content goes to the host."""
         if sequence.phase is Phase.DECODING:
             sequence.cached = len(sequence.tokens) - 1
+        self._leave_behind(sequence)
         pages = sequence.pages
         returning = [move for move in plan.swap_in if move.sequence is sequence]
         if returning:  # it came in just now: the host still has its copies
@@ -346,16 +378,16 @@ class Scheduler:
             pages = returning[0].pages
         # A continuation that is half scored is in no text to be recomputed from.
         elif len(pages) <= self._host_pages or sequence.phase is Phase.SCORING:
-            plan.swap_out.append(PageMove(sequence, sequence.shard, pages))
+            plan.swap_out.append(self._move(sequence))
         else:
             pages = []
         self._host_pages -= len(pages)
         sequence.swapped_pages = len(pages)
+        self.pools[sequence.shard].give_back(sequence.pages, sequence.behind)
+        sequence.pages = []
         if not pages:
             self.recomputed_tokens += sequence.cached
-            sequence.cached = 0
-        self.pools[sequence.shard].give_back(sequence.pages)
-        sequence.pages = []
+            sequence.cached = sequence.behind = 0
         if sequence.slot is not None:
             self._leave_slot(sequence)
             sequence.result.preemptions += 1
@@ -373,6 +405,10 @@ class Scheduler:
         if sequence.result.preemptions < PATIENCE:
             new = round(self._expected * new)
         return len(sequence.tokens) + max(new, *map(len, sequence.request.continuations), 1)
+
+    def _windows_needed(self, sequence, pool):
+        most = min(pool.span, _pages(self._expected_of(sequence)))
+        return max(0, most - len(sequence.pages) + sequence.behind)
 
     def _shard(self, slot):
         return slot * len(self.pools) // len(self._slots)

@@ -52,10 +52,11 @@ class StepInputs:
     """The host's inputs of a call for each slot: its pages, where it ends, how it samples.
 
     Slots that are not `scheduled_B` do nothing. Those that are `fresh_B` take their token and
-    length from here, and the others from `SlotState`.
+    length from here, and the others from `SlotState`. A table of pages for each of the config's
+    `windows`.
     """
 
-    pages_BN: Int[Array, "B N"]
+    pages_BN: tuple[Int[Array, "B N"], ...]
     end_B: Int[Array, "B"]
     scheduled_B: Bool[Array, "B"]
     fresh_B: Bool[Array, "B"]

@@ -344,8 +344,10 @@ def _check_attention(model: ModelConfig) -> None:
     entry = model.attention
     if entry.kind not in ("mha", "gqa", "mqa", "mla", "lrkv"):
         raise LrkvError(f"attention {entry.kind}: no class of transformers is known to have it")
-    if entry.mode not in (None, "full") and (entry.kind == "mla" or entry.rank):
-        fix = "use --as factored" if entry.kind == "lrkv" else "train it in rope: full"
+    same = entry.kind == "lrkv" and not entry.rank and entry.mode != "none"  # MQA in every mode
+    if entry.mode not in (None, "full") and not same:
+        factored = entry.kind == "lrkv" and entry.mode != "none"
+        fix = "use --as factored" if factored else "train it in rope: full"
         if getattr(entry, "latent_norm", None) == "joint":
             fix = "use --as deepseek"
         raise LrkvError(
@@ -415,10 +417,12 @@ def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[
                 f"{key} = {_short(found)}, and only {must} is taken of {one.name}: take another"
             )
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    if window is not None and _whole_number(config, "sliding_window") < context:
+    if window is not None and _whole_number(config, "sliding_window") >= context:
+        window = None
+    if window is not None and config.get("use_sliding_window"):  # Qwen's, from some layer on
         raise LrkvError(
-            f"sliding_window = {window} is shorter than the context of {context}: set "
-            f"train.seq_len={window} or less"
+            f"sliding_window = {window} of some layers is shorter than the context of {context}: "
+            f"set train.seq_len={window} or less"
         )
     config = {**one.defaults, **config}
     activation = config["hidden_act"]
@@ -441,6 +445,7 @@ def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[
     settings |= one.settings | {
         "rope_base": base,
         "rope_scaling": scaling,
+        "window": window,
         "activation": ACTIVATIONS[activation],
     }
     return one, settings, entry

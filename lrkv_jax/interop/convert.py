@@ -124,9 +124,12 @@ def convert(
 def _source(model: ModelConfig, source: str | Path) -> AttentionConfig:
     """The entry of a model whose keys are linear in a layer's input and rotated whole."""
     entry = model.attention
-    linear = entry.name in ("mha", "gqa", "mqa") or entry.mode == "full"
-    if entry.name == "mla":
-        linear = entry.mode == "full" and not entry.latent_norm
+    if model.layers_pattern is not None:
+        raise LrkvError(
+            f"{source} has layers of several kinds, model.layers_pattern = "
+            f"{model.layers_pattern}: convert a model of one kind"
+        )
+    linear = entry.mode == "full" and not (entry.name == "mla" and entry.latent_norm)
     if not linear:
         raise LrkvError(
             f"{source} is {entry.label}: convert a run of MHA, GQA, MQA, or LRKV in rope: full"

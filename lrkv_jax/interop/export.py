@@ -83,6 +83,11 @@ def export(
     with files.whole_folder(target) as folder:
         config = read_run(directory)
         model = config.model
+        if model.window is not None:
+            raise LrkvError(
+                f"model.window = {model.window}: no class that is written has windows, train with "
+                "model.window=null to export"
+            )
         one = FACTORED if factored else of_model(model, deepseek=form == "deepseek")
         settings = _factored_settings(model) if factored else {}
         run = load_run(directory, step=step, overrides=["mesh.data=1", "mesh.fsdp=-1"])
@@ -170,7 +175,9 @@ def _factored_settings(model: ModelConfig) -> dict[str, Any]:
             "rank_private": entry.rank,
             "latent_norm": entry.latent_norm,
         }
-    elif entry.kind == "lrkv" and entry.rank and entry.latent_norm == "none":
+    elif (
+        entry.kind == "lrkv" and entry.rank and entry.latent_norm == "none" and entry.rope != "none"
+    ):
         rank_key, rank_value = entry.ranks
         factors = {
             "rank_key": rank_key,

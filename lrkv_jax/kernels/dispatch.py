@@ -33,7 +33,7 @@ class Kernel(NamedTuple):
     xla: Any
     mosaic: Any
 
-    def __call__(self, found, arrays, axes, lengths_B, *, scale, impl, **own):
+    def __call__(self, found, arrays, axes, lengths_B, *, scale, impl, window=None, **own):
         """Run the implementation that `choose` takes.
 
         `found` is (plan, None), or (None, the reason why `mosaic` cannot take the arrays); `axes`
@@ -42,6 +42,8 @@ class Kernel(NamedTuple):
         check of the kernel these options have their defaults.
         """
         plan, unsupported_reason = found
+        if window is not None:
+            own["window"], unsupported_reason = window, "it reads no windows"
         parts = jax.tree.leaves(arrays, is_leaf=lambda part: isinstance(part, Int8Rows))
         if any(isinstance(part, Int8Rows) for part in parts):
             unsupported_reason = "it reads no int8 cache"

@@ -21,12 +21,14 @@ def grouped_decode(
     *,
     scale: float,
     pages_BN: Int[Array, "B N"] | None = None,
+    window: int | None = None,
     impl: str = "auto",
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T H"]]:
     """Attend each sequence's last T tokens to a cache that already holds them.
 
     `lengths_B` counts the tokens of each sequence in the cache, the T queries' included; query
-    t sees slots up to `lengths_B` − T + t, and slots past the length are never used.
+    t sees slots up to `lengths_B` − T + t, the last `window` of them if that is given, and slots
+    past the length are never used.
 
     With a page table `pages_BN` (int32) the cache is a pool of pages, [P, 64, G, K]: slot s of
     sequence b is row s % 64 of page `pages_BN`[b, s // 64]. Entries past a sequence's last page
@@ -40,7 +42,7 @@ def grouped_decode(
     arrays, axes = (q_BTHK, k_BSGK, v_BSGK, pages_BN), ("BTHK", "BSGK", "BSGK", "BN")
     found = _plan(q_BTHK, k_BSGK, pages_BN, impl)
     kernel = dispatch.Kernel("grouped_decode", _xla, _mosaic)
-    return kernel(found, arrays, axes, lengths_B, scale=scale, impl=impl)
+    return kernel(found, arrays, axes, lengths_B, scale=scale, window=window, impl=impl)
 
 
 def _plan(q_BTHK, k_BSGK, pages_BN, impl):
@@ -65,7 +67,7 @@ def _mosaic(plan, q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale, interpret)
     return columns.values_of(plan, sums, T, 0, K), columns.from_columns(plan, lse, T)
 
 
-def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale):
+def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale, window=None):
     (B, T, H, K), G = q_BTHK.shape, k_BSGK.shape[2]
     S, groups = online.slots_of(k_BSGK, pages_BN), G
     if whole_rows := 1 < G < H and online.is_small_batch(T * H):
@@ -88,7 +90,9 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale):
         v_BcGK = v_BcGK.reshape(B, chunk, groups, -1)
         return (online.averages("BGNTc,BcGK->BGNTK", weights_BGNTc, v_BcGK, small_batch),)
 
-    (out_BGNTK,), lse_BGNT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
+    (out_BGNTK,), lse_BGNT = online.attend(
+        logits, values, lengths_B, T=T, S=S, chunk=chunk, window=window
+    )
     out_BTHK, lse_BTH = online.by_head(out_BGNTK), online.by_head(lse_BGNT)
     if whole_rows:
         out_BTNKG = jnp.diagonal(out_BTHK.reshape(B, T, G, H // G, G, K), axis1=2, axis2=4)

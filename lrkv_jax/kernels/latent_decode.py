@@ -71,6 +71,7 @@ def latent_decode(
     scale: float,
     frequencies_J: tuple[float, ...] | None = None,
     pages_BN: Int[Array, "B N"] | None = None,
+    window: int | None = None,
     impl: str = "auto",
 ) -> tuple[Float[Array, "B T H Y"], Float[Array, "B T H"]]:
     """Attend each sequence's last T tokens to the cache, which already holds them.
@@ -95,7 +96,7 @@ def latent_decode(
     kernel = dispatch.Kernel("latent_decode", _xla, _mosaic)
     return kernel(
         _plan(*arrays, impl), arrays, axes, lengths_B,
-        scale=scale, impl=impl, frequencies_J=frequencies_J,
+        scale=scale, window=window, impl=impl, frequencies_J=frequencies_J,
     )  # fmt: skip
 
 
@@ -143,6 +144,7 @@ def _xla(
     lengths_B,
     scale,
     frequencies_J=None,
+    window=None,
 ):
     G = q_BTHX.shape[2]
     if private is not None:
@@ -214,6 +216,8 @@ def _xla(
             "BHTc,BcHR->BHTR", weights_BHTc, latent_BcHR, small_batch
         )
 
-    sums, lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats)
+    sums, lse_BHT = online.attend(
+        logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats, window=window
+    )
     out_BTHX = jnp.concatenate(sums, axis=-1).swapaxes(1, 2)
     return online.as_heads(out_BTHX, repeats), online.as_heads(lse_BHT.swapaxes(1, 2), repeats)

@@ -6,6 +6,7 @@ rk_h, rv_h, and n_h = 1/rms of head h's full key. Logits, by rope mode, times n_
     full    q·k_shared + [cos sΘ, sin sΘ] · M_h(q) · rk_h
     shared  q·k_shared + (q̄ B_h) · rk_h             q̄ the query before its rotation
     latent  q·k_shared + rot_R(q̄ B_h) · rk_h        the cached rk_h rotated in R dimensions
+    none    q·k_shared + (q B_h) · rk_h             nothing is rotated, k_shared neither
 
 In `full`, M_h(q) carries RoPE across the factor B_h. For frequency pair j, with (a_j, b_j) the two
 halves of the rotated query and B_j, B_j' the matching columns of B_h, its rows are
@@ -37,6 +38,7 @@ class Residual(NamedTuple):
     Or to G groups of them; `q_latent_BTHR` has each query head's. The cached latents [B, S, G, R']
     may be padded: R ≤ R', and keys and values may have different ranks. In mode `full` there are
     `up_key_GRK` and `angles_SK`, [cos, sin] of each slot's position; in the others `q_latent_BTHR`.
+    Where angles count from another position than 0, `q_BTHK` is the query rotated as from there.
     """
 
     rk_BSGR: Float[Array, "B S G R_cached"] | Int8Rows
@@ -45,6 +47,7 @@ class Residual(NamedTuple):
     q_latent_BTHR: Float[Array, "B T H R"] | None = None
     up_key_GRK: Float[Array, "G R K"] | None = None
     angles_SK: Float[Array, "S K"] | None = None
+    q_BTHK: Float[Array, "B T H K"] | None = None
 
     def padded(self) -> "Residual":
         """A copy whose factors are padded to the cache's width."""
@@ -57,7 +60,7 @@ class Residual(NamedTuple):
         )
 
 
-RESIDUAL_AXES = Residual._make(["BSGR", "BSGR", "GRK", "BTHR", "GRK", "SK"])
+RESIDUAL_AXES = Residual._make(["BSGR", "BSGR", "GRK", "BTHR", "GRK", "SK", "BTHK"])
 
 
 def lrkv_decode(
@@ -70,6 +73,7 @@ def lrkv_decode(
     *,
     scale: float,
     pages_BN: Int[Array, "B N"] | None = None,
+    window: int | None = None,
     frequencies_J: tuple[float, ...] | None = None,
     impl: str = "auto",
 ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T H"]]:
@@ -78,8 +82,9 @@ def lrkv_decode(
     `q_BTHK` is rotated, by `frequencies_J` angles per position (None: RoPE's). `residual` is
     None at rank 0; its heads, and those of `inverse_norm_BGS`, may be groups of query heads, as
     many as divide them, and `inverse_norm_BGS` (float32, H = 1 at rank 0) is None without QK-norm.
-    Lengths, pages, `impl`, results and what is raised as in `grouped_decode`; the pool of inverse
-    norms is [P, H, 64]. LRKV is arXiv 2601.11471's; the factored decode of rotated keys is ours.
+    Lengths, pages, `window`, `impl`, results and what is raised as in `grouped_decode`; the pool of
+    inverse norms is [P, H, 64]. LRKV is arXiv 2601.11471's; the factored decode of rotated keys is
+    ours.
     """
     residual = residual and residual.padded()
     arrays = (q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_BN)
@@ -87,7 +92,7 @@ def lrkv_decode(
     kernel = dispatch.Kernel("lrkv_decode", _xla, _mosaic)
     return kernel(
         _plan(*arrays, impl), arrays, axes, lengths_B,
-        scale=scale, impl=impl, frequencies_J=frequencies_J,
+        scale=scale, window=window, impl=impl, frequencies_J=frequencies_J,
     )  # fmt: skip
 
 
@@ -96,9 +101,9 @@ def _by_group(q_BTHK, residual):
     if residual is None:
         return 1, q_BTHK, None
     G = residual.rk_BSGR.shape[2]
-    if residual.q_latent_BTHR is not None:
-        q_latent_BTGR = online.as_queries(residual.q_latent_BTHR, G)
-        residual = residual._replace(q_latent_BTHR=q_latent_BTGR)
+    for name in ("q_latent_BTHR", "q_BTHK"):
+        if (query_BTHW := getattr(residual, name)) is not None:
+            residual = residual._replace(**{name: online.as_queries(query_BTHW, G)})
     return q_BTHK.shape[2] // G, online.as_queries(q_BTHK, G), residual
 
 
@@ -118,6 +123,7 @@ def _xla(
     lengths_B,
     scale,
     frequencies_J=None,
+    window=None,
 ):
     repeats, q_BTHK, residual = _by_group(q_BTHK, residual)
     (B, T, H, K), S = q_BTHK.shape, online.slots_of(k_shared_BSK, pages_BN)
@@ -127,8 +133,9 @@ def _xla(
     widest = K if residual is None else max(K, H * residual.rk_BSGR.shape[-1])
     chunk = online.default_chunk(S, small_batch, B * widest, single_sequence=B == 1)
     if full:
+        own_BTHK = q_BTHK if residual.q_BTHK is None else residual.q_BTHK
         rotated_SBTH = angles.logits(
-            q_BTHK, residual.up_key_GRK, residual.angles_SK, residual.rk_BSGR, lengths_B,
+            own_BTHK, residual.up_key_GRK, residual.angles_SK, residual.rk_BSGR, lengths_B,
             frequencies_J, pages_BN,
         )  # fmt: skip
 
@@ -157,7 +164,9 @@ def _xla(
         rv_BcHR = online.slots(residual.rv_BSGR, pages_BN, start, chunk, seen_Bc)
         return shared_BHTK, online.averages("BHTc,BcHR->BHTR", weights_BHTc, rv_BcHR, small_batch)
 
-    sums, lse_BHT = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats)
+    sums, lse_BHT = online.attend(
+        logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats, window=window
+    )
     sums = [value.swapaxes(1, 2) for value in sums]
     out_BTHK = sums[0] if residual is None else raise_values(*sums, residual.up_value_GRK)
     return online.as_heads(out_BTHK, repeats), online.as_heads(lse_BHT.swapaxes(1, 2), repeats)

@@ -111,13 +111,14 @@ def chunk_starts(S, chunk):
     return [min(start, S - chunk) for start in range(0, S, chunk)]
 
 
-def attend(logits_of, values_of, lengths_B, *, T, S, chunk, repeats=1):
+def attend(logits_of, values_of, lengths_B, *, T, S, chunk, repeats=1, window=None):
     """Average cached values under softmax weights, over the slots that each query sees.
 
     logits_of(index, start) returns float32 [B, X, T, c], values_of(weights_BXTc, start, seen_Bc) a
     tuple of float32 [B, X, T, W]; `seen_Bc` marks the slots that hold a token of the sequence;
-    other slots must not reach the sums. Query t sees slots up to `lengths_B` − T + t; with
-    `repeats`, T / repeats queries of each of so many heads follow one another.
+    other slots must not reach the sums. Query t sees slots up to `lengths_B` − T + t, with `window`
+    only so many, the last ones; with `repeats`, T / repeats queries of each of so many heads follow
+    one another.
     Returns the averages and the log-sum-exp [B, X, T]: 0 and MASKED for a query that sees nothing.
     """
     starts = chunk_starts(S, chunk)
@@ -130,6 +131,8 @@ def attend(logits_of, values_of, lengths_B, *, T, S, chunk, repeats=1):
         # A last chunk that reaches back repeats slots of the one before.
         new_c = slots_c >= index * chunk
         seen_BTc = (slots_c <= positions_BT[:, :, None]) & new_c
+        if window is not None:
+            seen_BTc &= slots_c > positions_BT[:, :, None] - window
         seen = seen_BTc.reshape(-1, *[1] * (logits.ndim - 3), T, chunk)
         logits = jnp.where(seen, logits, MASKED)
         peak = logits.max(axis=-1)

@@ -132,7 +132,8 @@ def about(run: RunRecord) -> Iterator[tuple[str, str]]:
     """(what, value) of what a run is."""
     model, train, data = run.config.model, run.config.train, run.config.data
     yield "variant", run.label
-    yield "model", f"{model.layers} layers, width {model.width}, {model.heads} heads"
+    kinds = f" ({model.layers_pattern or 'S'}, windows of {model.window})" if model.window else ""
+    yield "model", f"{model.layers} layers{kinds}, width {model.width}, {model.heads} heads"
     yield "parameters", f"{parameter_counts(model).total:,}"
     share = run.cache_allocated_fraction
     size = f"{cache_allocated_bytes_per_token(model):,}"

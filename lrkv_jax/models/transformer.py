@@ -1,11 +1,13 @@
 """The decoder-only Transformer: blocks stacked over layers and scanned.
 
+With a `layers_pattern` a step of the scan is the layers of one cycle of it.
+
 B batch  T positions  D model width  V vocabulary  L layers
 """
 
 from __future__ import annotations
 
-import functools
+from functools import lru_cache, partial
 from typing import Any
 
 import chex
@@ -46,17 +48,44 @@ class Block(nnx.Module):
         return x_BTD + self.mlp(self.norm_mlp(x_BTD)), cache
 
 
+class Cycle(nnx.Module):
+    """The blocks of one cycle of a layers' pattern, `layer_0` and so on."""
+
+    def __init__(self, config: ModelConfig):
+        self.length = len(config.cycle)
+        for place, kind in enumerate(config.cycle):
+            setattr(self, f"layer_{place}", Block(kind))
+
+
+def _in_order(blocks: Block | Cycle) -> list[Block]:
+    """The blocks of a cycle; a Block is one by itself."""
+    if isinstance(blocks, Block):
+        return [blocks]
+    return [getattr(blocks, f"layer_{place}") for place in range(blocks.length)]
+
+
+def main_layers(config: ModelConfig) -> list[int]:
+    """The layers that have `attention`: all, or those of kind G."""
+    return [
+        layer
+        for layer in range(config.layers)
+        if config.cycle[layer % len(config.cycle)] == config.main_kind
+    ]
+
+
 class Transformer(nnx.Module):
     """Tokens → logits. Parameters are float32, the computation `config.dtype`, logits float32.
 
-    `blocks` is one Block whose weights have a leading layers axis, which a forward pass scans.
-    Models of one seed share every weight, layer by layer, that they have in common.
+    `blocks` is one Block whose weights have a leading layers axis, which a forward pass scans; with
+    a `layers_pattern`, a Cycle of Blocks whose leading axis counts cycles. Models of one seed share
+    every weight, layer by layer, that they have in common.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         self.config = config
         self.embedding = Embedding(config.vocabulary, config.width)
-        self.blocks: Any = nnx.vmap(lambda _: Block(config))(jnp.arange(config.layers))
+        one = Block if config.layers_pattern is None else Cycle
+        self.blocks: Any = nnx.vmap(lambda _: one(config))(jnp.arange(config.cycles))
         self.norm = Norm(config.width, gain=config.norm_gain, eps=config.norm_eps)
         self.head = None if config.tied_head else Head(config.vocabulary, config.width)
         draw(self, rngs.params())
@@ -98,20 +127,22 @@ class Transformer(nnx.Module):
         return _gathered(self.norm, x_BTD.dtype)(x_BTD)
 
     def _through_blocks(self, x_BTD, places, remat, sums):
-        stacked, tree = jax.tree.flatten(self.blocks)
+        unroll, turns, stacked = max(1, self.config.unroll // len(self.config.cycle)), [], []
+        for blocks in _in_order(self.blocks):
+            weights, tree = jax.tree.flatten(blocks)
+            turn = rematerialized(partial(_block, tree), remat, unrolled=unroll > 1)
+            if manual_sharding.in_train_step():
+                one_layers = [v.get_metadata("spec").axes for v in variables(blocks)]
+                turn = manual_sharding.fsdp_layer(turn, one_layers, sums=sums)
+            turns.append(turn)
+            stacked.append(weights)
 
-        def block(x_BTD, weights, places):
-            return constrain_batch(tree.unflatten(weights)(x_BTD, *places))
+        def cycle(x_BTD, stacked):
+            for turn, weights in zip(turns, stacked, strict=True):
+                x_BTD = turn(x_BTD, weights, places)
+            return x_BTD, None
 
-        block = rematerialized(block, remat, unrolled=self.config.unroll > 1)
-        if manual_sharding.in_train_step():
-            one_layers = [v.get_metadata("spec").axes for v in variables(self.blocks)]
-            block = manual_sharding.fsdp_layer(block, one_layers, sums=sums)
-
-        def layer(x_BTD, weights):
-            return block(x_BTD, weights, places), None
-
-        return jax.lax.scan(layer, x_BTD, stacked, unroll=self.config.unroll)[0]
+        return jax.lax.scan(cycle, x_BTD, stacked, unroll=unroll)[0]
 
     def logits(self, x_BTD: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Soft-capped float32 logits of hidden states."""
@@ -154,8 +185,9 @@ class Unstacked(Transformer):
         self.config = model.config
         self.embedding, self.norm, self.head = model.embedding, model.norm, model.head
         self.blocks = nnx.List(
-            jax.tree.map(lambda leaf, at=layer: leaf[at], model.blocks)
-            for layer in range(model.config.layers)
+            jax.tree.map(lambda leaf, at=at: leaf[at], block)
+            for at in range(model.config.cycles)
+            for block in _in_order(model.blocks)
         )
 
     def _through_blocks(self, x_BTD, places, remat, sums):
@@ -175,18 +207,26 @@ class Unstacked(Transformer):
         tokens_BT: Int[Array, "B T"],
         cache: list[Cache],
         lengths_B: Int[Array, "B"],
-        pages_BN: Pages = None,
+        pages_BN: Pages | tuple[Pages, ...] = None,
     ) -> tuple[Float[Array, "B T D"], list[Cache]]:
         """Hidden states of T new tokens a sequence after `lengths_B` cached ones, and the cache.
 
-        With `pages_BN` each layer's cache is a pool of pages, all of them by one table.
+        With `pages_BN` each layer's cache is a pool of pages: all of them by one table, or by one
+        for each of the config's `windows`.
         """
         chex.assert_rank([tokens_BT, lengths_B], [2, 1])
         x_BTD, new = self.embed(tokens_BT), []
         for block, layer_cache in zip(self.blocks, cache, strict=True):
-            x_BTD, layer_cache = block.decode(x_BTD, layer_cache, lengths_B, pages_BN)
+            pages = pages_BN
+            if isinstance(pages_BN, tuple):
+                pages = pages_BN[self.config.windows.index(block.attention.config.window)]
+            x_BTD, layer_cache = block.decode(x_BTD, layer_cache, lengths_B, pages)
             new.append(layer_cache)
         return self.norm(x_BTD), new
+
+
+def _block(tree, x_BTD, weights, places):
+    return constrain_batch(tree.unflatten(weights)(x_BTD, *places))
 
 
 def _gathered[M: nnx.Module](module: M, dtype: jnp.dtype) -> M:
@@ -228,7 +268,7 @@ def specs(config: ModelConfig) -> Any:
 
 
 # A training run calls this some forty times before its first step, at tens of milliseconds each.
-@functools.lru_cache
+@lru_cache
 def _shape_of(config: ModelConfig) -> tuple[Any, Any, Any]:
     """The model's structure, the shapes of its parameters, and their `WeightSpec`s."""
     model = abstract_model(config)

@@ -1,6 +1,7 @@
 """Loading a configuration: what overrides do, what comes back, and what bad input is told."""
 
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -142,7 +143,7 @@ def test_any_settings_survive_the_round_trip(tmp_path, values):
     ("override", "message"),
     [
         ("model.layerz=2", "unknown key model.layerz: did you mean layers?"),
-        ("variants.mha.rank=3", "unknown key variants.mha.rank: there is nothing to set there"),
+        ("variants.mha.rank=3", "unknown key variants.mha.rank: use one of rope"),
         ("model.layers=abc", "model.layers = 'abc' should be a valid integer"),
         ("model.layers=0", "model.layers = 0 should be greater than 0"),
         (
@@ -158,10 +159,28 @@ def test_any_settings_survive_the_round_trip(tmp_path, values):
         ("attention=mha model.qk_gain=true model.qk_norm=false", "leaves it no norm: set"),
         ("attention=lrkv attention.rope=latent model.qk_gain=true", "LRKV-46 rope latent has none"),
         ("model.unroll=5", "model.unroll = 5 does not divide model.layers = 12: use 1 or 12"),
+        ("model.layers_pattern=SG", "model.layers_pattern = SG has layers S: give model.window"),
+        ("model.layers_pattern=SXG", "= SXG: kind X has no attention, use S (window) and G"),
+        ("model.layers_pattern=SS", "= 'SS' is not of both S and G: leave it out, and set"),
+        (
+            "model.layers_pattern=SSSSG model.window=9",
+            "model.layers_pattern = SSSSG, 5 layers, does not divide model.layers = 12",
+        ),
+        ("model.window=2049", "model.window = 2049 is above train.seq_len = 2048: use 2048 or"),
+        ("model.window_attention=gqa", "window_attention is of layers S, and there is no"),
+        ("model.window_attention=gqq", "= gqq is not a variant: did you mean gqa?"),
+        (
+            "model.layers_pattern=SG model.window=9 model.window_attention={kind: lrkv, rank: 999}",
+            "model.window_attention: attention.rank = 999 is larger than head_width = 128",
+        ),
+        (
+            "model.layers_pattern=SG model.window=9 model.unroll=3",
+            "model.unroll = 3 does not divide model.layers = 12 into whole patterns: use 1 or 12",
+        ),
         ("train.grad_accum_steps=3", "= 3 does not divide train.global_batch_size = 16: use a"),
         ("mesh.data=-1", "mesh.data and mesh.fsdp are both -1: only one axis can"),
         ("attention=lrvk", "attention = lrvk is not a variant: did you mean lrkv?"),
-        ("attention.kind=gqa", "unknown key attention.rank: use one of kv_heads"),
+        ("attention.kind=gqa", "unknown key attention.rank: use one of rope, kv_heads"),
         ("variants.gqa={}", "variants.gqa.kv_heads is missing: give it a value"),
         ("variants={big: {kind: mha}}", "name one, as in variants.lrkv.rank=64"),
         ("variants.foo.rank=3", "variants.foo: kind foo is unknown: use one of mha, gqa"),
@@ -178,7 +197,8 @@ def test_any_settings_survive_the_round_trip(tmp_path, values):
     ],
 )
 def test_a_bad_override_is_named_with_its_mend(override, message):
-    separate = override.split(" ") if override.startswith("attention=") else [override]
+    several = re.match("attention=|model.layers_pattern=", override)
+    separate = re.split(r" (?=\w+\.)", override) if several else [override]
     assert message in complaint("128m", *separate)
 
 

@@ -23,7 +23,7 @@ TALK = "data.mixture={train: [{task: t, split: s}], heldout: [{task: t, split: s
     ("before", "after", "said"),
     [
         ([], ["train.global_batch_size=8"], "train.global_batch_size: 16 there, 8 asked for"),
-        (["attention=mha"], [], "model.attention: kind='mha' there"),
+        (["attention=mha"], [], "model.attention: kind='mha' rope='full' there"),
         ([], ["attention.rank=8"], "model.attention: kind='lrkv' rank=46"),
         (["train.steps=64"], ["train.tokens=2097152"], None),
         (["train.epochs=2", "train.steps=9"], ["train.epochs=2"], None),

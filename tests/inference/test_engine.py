@@ -14,7 +14,7 @@ from support.engines import (
 )
 from support.marks import quick
 from support.meshes import mesh_of
-from support.variants import FIVE, LRKVS, VOCABULARY, error, random_params, small
+from support.variants import FIVE, HYBRID, LRKVS, VOCABULARY, error, random_params, small
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
@@ -29,6 +29,7 @@ LINES = {
     **FIVE,
     "lrkv-latent": LRKVS["lrkv-latent-odd_rank"],
     "mla-full": MLA(kv_lora_rank=11, rope="full"),
+    "hybrid": LRKVS["lrkv-none-odd_rank"],
 }
 SAMPLED = Sampling(1.0, 30, 0.95, 0.001, frequency_penalty=0.2, presence_penalty=0.1, bias={7: 1.0})
 
@@ -61,6 +62,7 @@ def asked(number):
 
 SLOW = [
     ("lrkv-latent", "int8", 0), ("lrkv-latent", "bfloat16", 3), ("mha", "bfloat16", 0),
+    ("hybrid", "int8", 3),
     *((n, "float32", 7 * (n in ("lrkv", "lrkv-latent", "mha", "mla"))) for n in LINES),
 ]  # fmt: skip
 
@@ -74,6 +76,8 @@ def test_a_text_is_the_same_to_the_bit_alone_and_in_any_batch(name, dtype, draft
     model = {"dtype": dtype}
     if dtype == "int8":
         model = {"dtype": "bfloat16", "kv_cache_dtype": "int8"}
+    if name == "hybrid":
+        model |= {**HYBRID, "window": 40}
     engine = engine_of(LINES[name], model=model, draft_tokens=drafts, **SHARED)
     alone = []
     for number in range(10):

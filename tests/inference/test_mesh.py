@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from support.engines import PROMPTS, assert_greedy, engine_of, program_counts, whole_logits
 from support.marks import quick
 from support.meshes import mesh_of
-from support.variants import ALL, FIVE, PRETRAINED, error
+from support.variants import ALL, FIVE, HYBRID, PRETRAINED, error
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import programs
@@ -44,6 +44,7 @@ PLACES = {
 LINES = {name: entry for name, entry in FIVE.items() if name != "mha"} | {
     name: ALL[name] for name in ("mla-full-rank", "lrkv-joint-groups", "lrkv-latent-groups")
 }
+LINES["hybrid"] = ALL["lrkv-none-groups"]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,8 @@ LINES = {name: entry for name, entry in FIVE.items() if name != "mha"} | {
 )
 def test_eight_devices_say_what_the_forward_says_each_from_its_share_of_the_cache(name, cache):
     model = {"kv_cache_dtype": cache, **(PRETRAINED if name in ("gqa", "mla-full-rank") else {})}
+    if name == "hybrid":
+        model |= HYBRID
     before = program_counts()
     engine = engine_of(LINES[name], mesh=mesh_of(*EIGHT), model=model)
     text = engine.generate(PROMPTS, NEW)
@@ -65,7 +68,8 @@ def test_eight_devices_say_what_the_forward_says_each_from_its_share_of_the_cach
     # Pieces, beginnings that choose and that are told, steps.
     assert np.subtract(program_counts(), before)[:3].tolist() == [1, 2, 1]
 
-    for key, array in vars(engine.calls.cache()[0]).items():
+    arrays = [pair for cache in engine.calls.cache()[:2] for pair in vars(cache).items()]
+    for key, array in arrays:
         for leaf in jax.tree.leaves(array):
             place = P(ROWS) if leaf.shape[2:3] == (1,) else PLACES[key]  # MQA has one head
             assert leaf.sharding.spec == place

@@ -35,30 +35,48 @@ def text_of(tokens, end):
 class Played:
     """A device: pages that hold tokens, slots that hold a length and a token.
 
-    A slot takes a token a step, and in a call now and then up to `more` beyond them.
+    A slot takes a token a step, and in a call now and then up to `more` beyond them. Layers with a
+    window have pages that hold the same tokens, and are read that far back.
     """
 
-    def __init__(self, pages, shards, slots, more):
-        self.more = more
-        self.pages = np.full((shards, pages, PAGE), -1)
+    def __init__(self, pools, pages, window_pages, slots, more):
+        self.pools, self.more = pools, more
+        self.pages = np.full((len(pools), pages, PAGE), -1)
+        self.windows = np.full((len(pools), window_pages, PAGE), -1)
         self.token, self.length, self.going = ([0] * slots for _ in range(3))
         self.answers = deque()  # of calls that were started
 
     def read(self, sequence, length):
         pages = self.pages[sequence.shard, sequence.pages]
-        return pages.reshape(-1)[:length].tolist()
+        tokens = pages.reshape(-1)[:length].tolist()
+        if windows := self.windows_of(sequence):
+            first = max(0, length - self.pools[0]._windows.window)
+            assert NULL not in windows[first // PAGE : -(-length // PAGE)]
+            near = self.windows[sequence.shard, windows].reshape(-1)[first:length]
+            assert near.tolist() == tokens[first:]
+        return tokens
+
+    def windows_of(self, sequence):
+        return self.pools[sequence.shard].windows_of(sequence.pages, sequence.behind)
 
     def write(self, sequence, start, tokens):
+        windows = self.windows_of(sequence)
         for place, token in enumerate(tokens, start):
             page = sequence.pages[place // PAGE]
             assert page != NULL
             self.pages[sequence.shard, page, place % PAGE] = token
+            if windows:
+                assert windows[place // PAGE] != NULL
+                self.windows[sequence.shard, windows[place // PAGE], place % PAGE] = token
 
     def do(self, plan):
-        for sequence, shard, pages in plan.swap_out:
-            sequence.swapped = self.pages[shard, pages].copy()
-        for sequence, shard, pages in plan.swap_in:
-            self.pages[shard, pages] = sequence.swapped
+        for sequence, shard, *of in plan.swap_out:
+            arrays = self.pages[shard], self.windows[shard]
+            sequence.swapped = [array[at] for array, at in zip(arrays, of, strict=False)]
+        for sequence, shard, *of in plan.swap_in:
+            arrays = self.pages[shard], self.windows[shard]
+            for array, at, content in zip(arrays, of, sequence.swapped, strict=False):
+                array[at] = content
             sequence.swapped = None
         answers = []
         written = {}  # who writes to a page in this call: nobody else does
@@ -112,13 +130,15 @@ class Played:
 class World:
     """A scheduler and a device that answers one call late, and every invariant at every step."""
 
-    def __init__(self, slots, shards, pages, host_pages, expected, more):
-        self.pools = [Pool(pages) for _ in range(shards)]
+    def __init__(self, slots, shards, pages, host_pages, expected, more, window):
+        ahead = max(PREFILL.rows * PAGE, 2 * (STEPS + more) + 1)
+        span = 0 if window is None else min(LENGTH, window + ahead) // PAGE + 2
+        self.pools = [Pool(pages, window, span + 1, span) for _ in range(shards)]
         self.scheduler = Scheduler(
             self.pools, slots=slots, prefill=PREFILL, score=SCORE, steps=STEPS,
             host_pages=host_pages, expected=expected, extra=more,
         )  # fmt: skip
-        self.device = Played(pages, shards, slots, more)
+        self.device = Played(self.pools, pages, span + 1, slots, more)
         self.all: list[Sequence] = []
         self.late = 1
 
@@ -148,6 +168,11 @@ class World:
             assert holders == pool._holders, "each holder is a table's entry"
             held = sum(count > 0 for count in holders)
             assert pool.free == len(holders) - 1 - held
+            if windows := pool._windows:
+                own = [p for r in self.all if r.shard == shard for p in r.pages[r.behind :]]
+                assert windows._holders == [own.count(page) for page in range(len(holders))]
+                there = [page for page in windows.page if page != NULL]
+                assert len(set(there)) == len(there) and windows.free == pool.span - len(set(own))
 
     def finish(self):
         for _ in range(20_000):
@@ -178,16 +203,17 @@ def prompt_of(family, length):
 @given(
     st.lists(ASKED, min_size=3, max_size=9),
     st.integers(1, 2).flatmap(lambda d: st.tuples(st.just(d), st.integers(2, 3))),
-    st.sampled_from([5, 6]),
+    st.sampled_from([5, 6, 15]),
     st.sampled_from([100, 3, 0]),
     st.sampled_from([0.0, 0.0, 0.7]),
     st.sampled_from([0, 13]),
+    st.sampled_from([None, None, 5, 70]),
 )
 def test_every_request_ends_with_its_own_text_and_gives_everything_back(
-    asked, sizes, pages, host_pages, expected, more
+    asked, sizes, pages, host_pages, expected, more, window
 ):
     shards, each = sizes
-    world = World(shards * each, shards, pages, host_pages, expected, more)
+    world = World(shards * each, shards, pages, host_pages, expected, more, window)
     cancels = []
     for what in asked:
         tokens = prompt_of(*what["prompt"])
@@ -214,7 +240,9 @@ def test_every_request_ends_with_its_own_text_and_gives_everything_back(
         for _ in range(calls):
             world.advance()
         if not sequence.done:
-            retain = sequence.request.retain and len(sequence.tokens)
+            # Not all of an answer is kept: it goes on from before what it left behind.
+            kept = max(len(sequence.request.prompt), len(sequence.tokens) - 20)
+            retain = sequence.request.retain and kept
             world.scheduler.finish(sequence, "cancelled", retain=retain)
             world.check()
     world.finish()
@@ -248,3 +276,4 @@ def test_every_request_ends_with_its_own_text_and_gives_everything_back(
             world.scheduler.finish(sequence, "done")
     world.check()
     assert all(pool.free == pages - 1 for pool in world.pools)
+    assert all(pool.free_windows == (pool.span or pages - 1) for pool in world.pools)

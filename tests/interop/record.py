@@ -33,6 +33,7 @@ CASES = {
     "llama-3.1": ("llama", {"rope_parameters": LLAMA3}),
     "smollm2": ("llama", {"tie_word_embeddings": True, "rope_theta": 100000.0}),
     "mistral": ("mistral", {"sliding_window": 64, "head_dim": 16}),
+    "mistral-window": ("mistral", {"sliding_window": 5}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "nanochat": ("nanochat", {"num_key_value_heads": 1}),

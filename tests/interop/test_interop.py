@@ -98,6 +98,9 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
         ("norms", [FULL, "model.embedding_norm=false"], "Chat.* needs model.embedding_norm=true"),
         ("joint", [FULL, *JOINT], "attention.rope = shared, .*: use --as deepseek"),
         ("biases", [FULL, "model.qkv_bias=true"], "NanoChatForCausalLM needs model.qkv_bias=false"),
+        ("window", [FULL, "model.window=8"], "model.window = 8: no class that is written has"),
+        ("none", ["attention.rope=none"], "attention.rope = none, .*: train it in rope: full"),
+        ("unrotated", ["attention=gqa", "attention.rope=none"], "rope = none, .* rope: full"),
     ):
         configured(tmp_path / name, *settings)
         with pytest.raises(LrkvError, match=named):
@@ -105,8 +108,13 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
     for name, named in (("joint", "softcap=null$"), ("mla", "null and attention=lrkv .*=joint$")):
         with pytest.raises(LrkvError, match=f"Deep.* needs model.gated=true and .*{named}"):
             export(tmp_path / name, tmp_path / "hf", form="deepseek")
-    for name, label in (("mla", "MLA-12"), ("joint", "LRKV-4 rope shared, joint norm")):
-        with pytest.raises(LrkvError, match=f"attention {label} has no factors .*: leave it out"):
+    without = (
+        ("mla", "MLA-12"),
+        ("joint", "LRKV-4 rope shared, joint norm"),
+        ("none", "LRKV-4 rope"),
+    )
+    for name, label in without:
+        with pytest.raises(LrkvError, match=f"attention {label}.* has no factors .*: leave it out"):
             export(tmp_path / name, tmp_path / "hf", form="factored")
     with pytest.raises(LrkvError, match="form = small: use factored or deepseek"):
         export(tmp_path / "mla", tmp_path / "hf", form="small")
@@ -259,7 +267,9 @@ CASES = {
     "base-nan": (config(rope_parameters={"rope_theta": float("nan")}), "rope_"),
     "rope-list": (config(rope_parameters=[1]), "rope_parameters"),
     "bias": (config(attention_bias=True), "attention_bias = True, and only False is taken"),
-    "window": (config(sliding_window=16), "train.seq_len=16 or less"),
+    "window": (
+        config(sliding_window=16, use_sliding_window=True), "train.seq_len=16 or less"
+    ),
     "experts": (config(num_local_experts=8), "num_local_experts = 8: mixtures of experts"),
     "quantized": (config(quantization_config={"quant_method": "gptq"}), "gptq"),
     # model.safetensors

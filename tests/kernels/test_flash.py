@@ -22,7 +22,7 @@ PATHS = {
 SCALE = 0.7
 
 
-def oracle(q, k, v, grad, segments=None):
+def oracle(q, k, v, grad, segments=None, window=None):
     """Output and gradients in float64, a head at a time, from the softmax's closed form."""
     q, k, v, grad = (np.asarray(x, np.float64) for x in (q, k, v, grad))
     out, dq, dk, dv = np.zeros(grad.shape), np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
@@ -32,6 +32,8 @@ def oracle(q, k, v, grad, segments=None):
         seen = np.tril(np.ones((T, T), bool))
         if segments is not None:
             seen &= segments[b][:, None] == segments[b]
+        if window is not None:
+            seen &= np.subtract.outer(np.arange(T), np.arange(T)) < window
         logits = np.where(seen, SCALE * q[b, :, h] @ k[b, :, g].T, -np.inf)
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
@@ -52,11 +54,12 @@ def arrays(B, T, H, G, K, W, seed=0):
 
 
 @functools.cache
-def program(attend):
+def program(attend, window=None):
     """Jitted: output and the gradients of q, k and v."""
 
     def both(q, k, v, grad, segments):
-        out, back = jax.vjp(lambda *qkv: attend(*qkv, scale=SCALE, segments_BT=segments), q, k, v)
+        how = {"scale": SCALE, "segments_BT": segments, "window": window}
+        out, back = jax.vjp(lambda *qkv: attend(*qkv, **how), q, k, v)
         return out, *back(grad)
 
     return jax.jit(both)
@@ -69,18 +72,21 @@ def close(got, truth, atol=5e-6):
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize(("groups", "documents"), [(1, None), (2, [3, 2, 2])])
-def test_output_and_gradient_equal_float64(path, groups, documents):
-    """Fewer key than query heads, values narrower than keys, packed documents."""
+@pytest.mark.parametrize(
+    ("groups", "documents", "window"), [(1, None, None), (2, [3, 2, 2], None), (1, [3, 2, 2], 2)]
+)
+def test_output_and_gradient_equal_float64(path, groups, documents, window):
+    """Fewer key than query heads, values narrower than keys, packed documents, a window."""
     case = arrays(2, 7, 4, groups, 6, 5)
     segments = None
     if documents:  # another packing in the second row, and a number that comes back
         segments = np.stack([np.repeat([0, 1, 4], documents), np.repeat([2, 0, 2], documents)])
-    close(program(PATHS[path])(*case, segments), oracle(*case, segments))
+    run = program(PATHS[path], window)
+    close(run(*case, segments), oracle(*case, segments, window))
     q, k, v, grad = case
     apart = 60 * q, 60 * k, v, grad  # logits that could overflow
-    out, *grads = program(PATHS[path])(*apart, segments)
-    truth, *_ = oracle(*apart, segments)
+    out, *grads = run(*apart, segments)
+    truth, *_ = oracle(*apart, segments, window)
     np.testing.assert_allclose(out, truth, atol=1e-3)
     assert all(np.isfinite(x).all() for x in grads)
 
@@ -96,13 +102,14 @@ def test_every_shape_equals_float64(data):
     step = data.draw(st.integers(-(-T // 4), T + 2), label="step")
     changes = data.draw(st.lists(st.booleans(), min_size=T, max_size=T), label="changes")
     segments = np.cumsum(changes)[None] if data.draw(st.booleans(), label="packed") else None
+    window = data.draw(st.none() | st.integers(1, T + 2), label="window")
     case = arrays(1, T, groups * share, groups, K, W, seed=T)
-    truth = oracle(*case, segments)
+    truth = oracle(*case, segments, window)
     for attend in (
         partial(dot_product.causal_attention, width=step),
         partial(chunked.causal_attention, chunk=step),
     ):
-        close(program(attend)(*case, segments), truth)
+        close(program(attend, window)(*case, segments), truth)
 
 
 def test_bfloat16_is_summed_in_float32():

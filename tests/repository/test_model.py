@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from flax import nnx
 from support import oracle
-from support.variants import FIVE, VOCABULARY, error, random_params, random_tokens, small
+from support.variants import (
+    ALL,
+    FIVE,
+    HYBRID,
+    VOCABULARY,
+    error,
+    random_params,
+    random_tokens,
+    small,
+)
 
 from lrkv_jax.config.rope import RopeScaling
 from lrkv_jax.models.attention import GQA, MHA
@@ -42,6 +51,7 @@ MODELS = {
     "qwen3": (GQA(kv_heads=2), {**LLAMA, "norm_eps": 1e-6, "qk_norm": True, "qk_gain": True}),
     "llama3": (GQA(kv_heads=2), {**LLAMA, "rope_scaling": LLAMA3, "tied_head": True}),
     "arcee": (MHA(), {**LLAMA, **PLAIN}),
+    "hybrid": (ALL["lrkv-none-odd_rank"], HYBRID),
 }
 
 
@@ -79,12 +89,12 @@ def test_parameters_are_float32_mirror_their_specs_and_repeat_with_the_seed():
         assert ours.shape != its.shape or np.array_equal(ours, its), path
 
 
-@pytest.mark.parametrize("name", ["lrkv", pytest.param("mla", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["lrkv", "hybrid", pytest.param("mla", marks=pytest.mark.slow)])
 def test_stacked_unrolled_and_listed_layers_are_one_model(name):
-    config = small(FIVE[name])
+    config = small(FIVE.get(name, FIVE["lrkv"]), **(HYBRID if name == "hybrid" else {}))
     params = random_params(config)
     stacked = with_parameters(config, params)
-    unrolled = with_parameters(config.model_copy(update={"unroll": 2}), params)
+    unrolled = with_parameters(config.model_copy(update={"unroll": config.layers}), params)
     expected = logits_of(stacked, TOKENS_BT)
     assert error(logits_of(unrolled, TOKENS_BT), expected) < 1e-6
     listed = jax.jit(lambda model, tokens: model.unstacked()(tokens))

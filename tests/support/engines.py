@@ -44,9 +44,10 @@ def _whole(config):
 _forward = jax.jit(lambda model, tokens_BT: model(tokens_BT))
 
 
-def whole_logits(config, rows):
+def whole_logits(config, rows, length=256):
     """Logits of each row of tokens, from the forward over all of it; rows are padded at the end."""
-    tokens_BT = np.zeros((max(len(rows), len(PROMPTS)), 256), np.int32)
+    few = length > 256
+    tokens_BT = np.zeros((len(rows) if few else max(len(rows), len(PROMPTS)), length), np.int32)
     for row, tokens in zip(tokens_BT, rows, strict=False):
         row[: len(tokens)] = tokens
     logits_BTV = np.asarray(_forward(_whole(config), tokens_BT))[: len(rows)]

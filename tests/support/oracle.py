@@ -37,12 +37,14 @@ def normed(x_TW, eps=EPS):
     return x_TW / np.sqrt((x_TW**2).mean(axis=-1, keepdims=True) + eps)
 
 
-def softmax_causal(logits_TS, segments_T=None):
-    """Row t over the columns s ≤ t, and of t's own segment."""
+def softmax_causal(logits_TS, segments_T=None, window=None):
+    """Row t over the columns s ≤ t, the last `window` of them, and of t's own segment."""
     T = len(logits_TS)
     weights = np.zeros((T, T))
     for t in range(T):
-        seen = [s for s in range(t + 1) if segments_T is None or segments_T[s] == segments_T[t]]
+        first = 0 if window is None else max(0, t + 1 - window)
+        seen = range(first, t + 1)
+        seen = [s for s in seen if segments_T is None or segments_T[s] == segments_T[t]]
         w = np.exp(logits_TS[t, seen] - logits_TS[t, seen].max())
         weights[t, seen] = w / w.sum()
     return weights
@@ -56,7 +58,7 @@ def attention(config, weights, x_TD, positions_T, segments_T=None):
     outputs = []
     for h in range(config.heads):
         logits_TS, v_SK = head(config, w, h, x_TD, np.asarray(positions_T), norm)
-        outputs.append(softmax_causal(logits_TS, segments_T) @ v_SK)
+        outputs.append(softmax_causal(logits_TS, segments_T, config.window) @ v_SK)
     return np.stack(outputs, axis=1)
 
 
@@ -64,9 +66,13 @@ def head(config, w, h, x_TD, positions_T, norm):
     """Scaled logits [T, S] and values [S, K] of head h."""
 
     def turn(x_TW):
+        if config.attention.mode == "none":
+            return x_TW
         return rope(x_TW, positions_T, config.rope_base, config.rope_scaling)
 
     logits_TS, v_SK = unscaled_head(config, w, h, x_TD, turn, norm)
+    if config.attention.mode == "none":
+        return logits_TS, v_SK
     return logits_TS * logit_factor(config.rope_scaling), v_SK
 
 
@@ -124,7 +130,7 @@ def lrkv_head(config, w, h, x_TD, turn, q_TK):
         v_SK = x_TD @ (w["value"] + w["value_down"][h] @ w["value_up"][h])
     k_SK = shared_SK + residual_SK + bias(w, "key", h if config.attention.rank else 0)
     rotated_TK = turn(q_TK * gain(w, "query"))
-    if mode == "full" or not config.attention.rank:
+    if mode in ("full", "none") or not config.attention.rank:
         logits_TS = rotated_TK @ turn(k_SK * gain(w, "key")).T
     else:
         q_TR, r_SR = q_TK @ w["key_up"][h].T, x_TD @ w["key_down"][h]
@@ -162,9 +168,11 @@ def logits(config, params, tokens_T):
     if config.embedding_norm:
         x_TD = normed(x_TD, config.norm_eps)
     for layer in range(config.layers):
-        w = jax.tree.map(lambda leaf, at=layer: leaf[at], p["blocks"])
+        turn, place = divmod(layer, len(config.cycle))
+        blocks = p["blocks"] if config.layers_pattern is None else p["blocks"][f"layer_{place}"]
+        w = jax.tree.map(lambda leaf, at=turn: leaf[at], blocks)
         y_TD = norm(x_TD, w.get("norm_attention"))
-        heads_THK = attention(config, w["attention"], y_TD, positions_T)
+        heads_THK = attention(config.cycle[place], w["attention"], y_TD, positions_T)
         x_TD = x_TD + np.tensordot(heads_THK, w["attention"]["output"], 2)
         x_TD = x_TD + w["attention"].get("output_bias", 0.0)
         y_TD = norm(x_TD, w.get("norm_mlp"))

@@ -17,12 +17,13 @@ from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA
 from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters
 
 HEADS, HEAD_WIDTH, WIDTH, VOCABULARY = 4, 8, 24, 40
-MODES = ("full", "shared", "latent")
+MODES = ("full", "shared", "latent", "none")
 # Rank 0 is MQA in every mode; an even rank is rotated whole in `latent` alone.
 RANKS = {
     "full": {"rank_0": 0, "odd_rank": 3, "rank_K": HEAD_WIDTH},
     "shared": {"odd_rank": 3},
     "latent": {"odd_rank": 3, "even_rank": 4, "rank_K": HEAD_WIDTH},
+    "none": {"odd_rank": 3},
 }
 FIVE = {
     "mha": MHA(),
@@ -48,6 +49,7 @@ LRKVS |= {
 }
 ALL = {
     **{name: entry for name, entry in FIVE.items() if name != "lrkv"},
+    "gqa-none": GQA(kv_heads=2, rope="none"),
     "mla-no_rope": MLA(kv_lora_rank=12, qk_rope_head_dim=0),
     "mla-full": MLA(kv_lora_rank=11, rope="full"),
     "mla-rank": MLA(kv_lora_rank=8, qk_rope_head_dim=4, rank=3),
@@ -64,6 +66,10 @@ ALL |= {
     for mode in entry.modes() or (None,)
     if not any(isinstance(known, entry) for known in ALL.values())
 }
+
+
+# Windows, and layers that see everything and rotate nothing.
+HYBRID = {"layers": 4, "layers_pattern": "SG", "window": 5, "window_attention": GQA(kv_heads=2)}
 
 
 # What pretrained models have and the paper's does not.

@@ -54,18 +54,24 @@ def losses(config, mesh, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_latent"])
+@pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "mla", "lrkv", "lrkv_latent", "hybrid"])
 def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
     """LRKV on all of these meshes, the others on one that splits by every axis but data.
 
     MLA has latents of single heads, which tensor splits, beside the common one; GQA is in the block
     of pretrained models, and the mode latent makes way for the norm over the heads of all shards.
+    The hybrid has windows that reach over the positions of two devices, in GQA, and LRKV unrotated.
     tests/training/test_processes.py has meshes of data or tensor alone.
     """
     pretrained = ["model.gated=true", "model.qk_gain=true", "model.qkv_bias=true"]
     joint = ["attention.rope=shared", "attention.latent_norm=joint"]
+    hybrid = [
+        "attention=lrkv", "attention.rope=none", "model.layers_pattern=SG", "model.window=20",
+        "model.window_attention=gqa",
+    ]  # fmt: skip
     own = {"mla": ["attention.rank=2"], "gqa": pretrained, "lrkv_latent": joint}
-    config = resolve(tiny(*LONG, f"attention={variant}", *own.get(variant, ())))
+    chosen = hybrid if variant == "hybrid" else [f"attention={variant}", *own.get(variant, ())]
+    config = resolve(tiny(*LONG, *chosen))
     alone, _ = losses(config, mesh_of(), 20)
     assert alone[0, 0] - alone[-1, 0] > 0.2
     for name in MESHES if variant == "lrkv" else ("1x2x2x2",):
@@ -73,9 +79,11 @@ def test_twenty_steps_agree_with_one_device_on_every_mesh(tiny, variant):
         # Float32 sums in another order; the losses are about ln 64 = 4.2.
         np.testing.assert_allclose(meshed[:5], alone[:5], rtol=2e-5, atol=2e-5, err_msg=name)
         np.testing.assert_allclose(meshed[:, 0], alone[:, 0], rtol=1e-4, err_msg=name)
-    query = state.params["blocks"]["attention"]["query"]  # on 1x2x2x2
-    assert query.sharding.spec[1:3] == ("fsdp", "tensor")
-    assert query.addressable_shards[0].data.size == query.size // 4
+    blocks = state.params["blocks"]  # on 1x2x2x2
+    for block in blocks.values() if variant == "hybrid" else [blocks]:
+        query = block["attention"]["query"]
+        assert query.sharding.spec[1:3] == ("fsdp", "tensor")
+        assert query.addressable_shards[0].data.size == query.size // 4
 
 
 @pytest.mark.slow

@@ -43,16 +43,18 @@ def causal_attention(
     *,
     scale: float,
     segments_BT: Int[Array, "B T"] | None = None,
+    window: int | None = None,
     impl: str = "auto",
 ) -> Float[Array, "B T H K"]:
     """softmax(scale · q kᵀ) v over positions s ≤ t (and of the same segment, if given).
 
+    With a `window` W a query sees W positions, itself among them: t − W < s ≤ t (arXiv 2004.05150).
     H query heads share G key/value heads in order (GQA, arXiv 2305.13245): head h reads group
     h // (H / G). Logits and softmax are float32; the output has v's dtype. `impl` is one of
     `IMPLEMENTATIONS`; raises `LrkvError` for another, and for `cudnn` where it cannot run.
     """
     run = _RUN[choose(q_BTHW, k_BTGW, v_BTGK, segments_BT, impl)]
-    return run(q_BTHW, k_BTGW, v_BTGK, scale=scale, segments_BT=segments_BT)
+    return run(q_BTHW, k_BTGW, v_BTGK, scale=scale, segments_BT=segments_BT, window=window)
 
 
 def choose(q_BTHW, k_BTGW, v_BTGK, segments_BT=None, impl="auto"):

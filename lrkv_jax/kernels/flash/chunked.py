@@ -1,7 +1,8 @@
 """Causal attention in plain XLA, a tile of logits at a time: memory is linear in T.
 
 FlashAttention's recurrences (Dao 2023, https://arxiv.org/abs/2307.08691) as one loop over pairs of
-a query chunk and a key chunk at or below the diagonal: about half of the T² logits are computed.
+a query chunk and a key chunk at or below the diagonal: about half of the T² logits are computed,
+and with a window only tiles that it reaches.
 The forward pass keeps each row's log-sum-exp, from which the backward pass recomputes the weights.
 
 B batch  T positions, padded to n chunks of c  H heads  G key/value heads  N = H / G
@@ -24,22 +25,22 @@ def default_chunk(T):
     return min(T, 128 if jax.default_backend() == "cpu" else 512)
 
 
-def causal_attention(q_BTHW, k_BTGW, v_BTGK, *, scale, segments_BT=None, chunk=None):
+def causal_attention(q_BTHW, k_BTGW, v_BTGK, *, scale, segments_BT=None, window=None, chunk=None):
     """`lrkv_jax.kernels.flash.causal_attention`, with tiles of `chunk` queries and keys."""
     chunk = chunk or default_chunk(q_BTHW.shape[1])
-    return _attend(q_BTHW, k_BTGW, v_BTGK, segments_BT, float(scale), chunk)
+    return _attend(q_BTHW, k_BTGW, v_BTGK, segments_BT, float(scale), chunk, window)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
-def _attend(q_BTHW, k_BTGW, v_BTGK, segments_BT, scale, chunk):
-    return _forward(q_BTHW, k_BTGW, v_BTGK, segments_BT, scale, chunk)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5, 6))
+def _attend(q_BTHW, k_BTGW, v_BTGK, segments_BT, scale, chunk, window):
+    return _forward(q_BTHW, k_BTGW, v_BTGK, segments_BT, scale, chunk, window)[0]
 
 
-def _forward(q_BTHW, k_BTGW, v_BTGK, segments_BT, scale, chunk):
+def _forward(q_BTHW, k_BTGW, v_BTGK, segments_BT, scale, chunk, window):
     B, T, H, _ = q_BTHW.shape
     G, K = v_BTGK.shape[2:]
     q_nBGXW, k_nBGcW, v_nBGcK = (_chunks(x, chunk, G) for x in (q_BTHW, k_BTGW, v_BTGK))
-    seen = _masks(segments_BT, T, chunk)
+    seen = _masks(segments_BT, T, chunk, window)
     n, rows = len(q_nBGXW), (B, G, H // G, chunk)
 
     def tile(carry, pair):
@@ -67,14 +68,14 @@ def _forward(q_BTHW, k_BTGW, v_BTGK, segments_BT, scale, chunk):
         jnp.zeros((n, *rows, K), v_BTGK.dtype), jnp.zeros((n, *rows)),
         jnp.zeros((*rows, K)), one, one,
     )  # fmt: skip
-    (out_nBGNcK, lse_nBGNc, *_), _ = jax.lax.scan(tile, start, _pairs(n))
+    (out_nBGNcK, lse_nBGNc, *_), _ = jax.lax.scan(tile, start, _pairs(n, chunk, window))
     # Named for the training step, which may keep them and compute all else again.
     out_BTHK = checkpoint_name(_joined(out_nBGNcK, T), "attended")
     lse_nBGNc = checkpoint_name(lse_nBGNc, "logsumexp")
     return out_BTHK, (q_BTHW, k_BTGW, v_BTGK, segments_BT, out_BTHK, lse_nBGNc)
 
 
-def _backward(scale, chunk, saved, grad_BTHK):
+def _backward(scale, chunk, window, saved, grad_BTHK):
     q_BTHW, k_BTGW, v_BTGK, segments_BT, out_BTHK, lse_nBGNc = saved
     B, T, H, _ = q_BTHW.shape
     G, dtype = v_BTGK.shape[2], q_BTHW.dtype
@@ -84,7 +85,7 @@ def _backward(scale, chunk, saved, grad_BTHK):
     q_nBGXW, k_nBGcW, v_nBGcK, grad_nBGXK, mean_nBGX1 = (
         _chunks(x, chunk, G) for x in (q_BTHW, k_BTGW, v_BTGK, grad_BTHK, mean_BTH1)
     )
-    seen = _masks(segments_BT, T, chunk)
+    seen = _masks(segments_BT, T, chunk, window)
     rows = (B, G, H // G, chunk)
 
     def tile(carry, pair):
@@ -105,7 +106,9 @@ def _backward(scale, chunk, saved, grad_BTHK):
         ), None
 
     start = tuple(jnp.zeros(x.shape) for x in (q_nBGXW, k_nBGcW, v_nBGcK))
-    (dq_nBGXW, dk_nBGcW, dv_nBGcK), _ = jax.lax.scan(tile, start, _pairs(len(q_nBGXW)))
+    (dq_nBGXW, dk_nBGcW, dv_nBGcK), _ = jax.lax.scan(
+        tile, start, _pairs(len(q_nBGXW), chunk, window)
+    )
     dq_BTHW = _joined(dq_nBGXW.reshape(-1, *rows, q_BTHW.shape[-1]), T)
     dk_BTGW, dv_BTGK = (_joined(x[:, :, :, None], T) for x in (dk_nBGcW, dv_nBGcK))
     return dq_BTHW.astype(dtype), dk_BTGW.astype(dtype), dv_BTGK.astype(dtype), None
@@ -114,9 +117,13 @@ def _backward(scale, chunk, saved, grad_BTHK):
 _attend.defvjp(_forward, _backward)
 
 
-def _pairs(n):
-    """Query and key chunk of every tile: a query chunk at a time, from the diagonal to key 0."""
-    pairs = [(i, j) for i in range(n) for j in range(i, -1, -1)]
+def _pairs(n, chunk, window):
+    """Query and key chunk of every tile: a query chunk at a time, from the diagonal backwards.
+
+    To key 0, or to the first that the chunk's first query has in its window.
+    """
+    first = [0 if window is None else max(0, i * chunk - window + 1) // chunk for i in range(n)]
+    pairs = [(i, j) for i in range(n) for j in range(i, first[i] - 1, -1)]
     return tuple(jnp.array(pairs, jnp.int32).T)
 
 
@@ -143,16 +150,23 @@ def _joined(x_nBGNcW, T):
     return x_nBGNcW.transpose(1, 0, 4, 2, 3, 5).reshape(B, n * chunk, G * N, W)[:, :T]
 
 
-def _masks(segments_BT, T, chunk):
+def _masks(segments_BT, T, chunk, window):
     """seen(i, j): which queries of chunk i see which keys of chunk j, as a mask of the tile."""
-    causal_cc = jnp.tril(jnp.ones((chunk, chunk), bool))
+    back_cc = jnp.arange(chunk)[:, None] - jnp.arange(chunk)
+
+    def near(i, j):
+        if window is None:
+            return (back_cc >= 0) | (j < i)
+        back_of_tile_cc = back_cc + (i - j) * chunk
+        return (back_of_tile_cc >= 0) & (back_of_tile_cc < window)
+
     if segments_BT is None:
-        return lambda i, j: causal_cc | (j < i)
+        return near
     segments_BT = jnp.pad(segments_BT, ((0, 0), (0, -T % chunk)))
     segments_nBc = segments_BT.reshape(len(segments_BT), -1, chunk).swapaxes(0, 1)
 
     def seen(i, j):
         same_Bcc = segments_nBc[i][:, :, None] == segments_nBc[j][:, None]
-        return (same_Bcc & (causal_cc | (j < i)))[:, None, None]
+        return (same_Bcc & near(i, j))[:, None, None]
 
     return seen

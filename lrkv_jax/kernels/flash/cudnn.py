@@ -11,7 +11,8 @@ include/cudnn_frontend/node/sdpa_support_surface.h; backend 9.18). Both directio
   goes through the function beneath it;
 - documents as an additive mask [B, 1, T, T] in the inputs' dtype, for widths up to 128 and an
   even T: 2·B·T² bytes per layer, and no block is skipped. JAX's other way, packed segments,
-  needs a fixed limit to their number, and more would be seen wrongly; it is not used.
+  needs a fixed limit to their number, and more would be seen wrongly; it is not used;
+- windows by cuDNN's sliding window, which skips blocks; with documents they are in the mask.
 
 Narrower keys or values are padded with zeros, which add nothing to a logit; the padded columns of
 the output are dropped. The backward pass is deterministic under `--xla_gpu_deterministic_ops=true`:
@@ -45,7 +46,7 @@ class Gpu(NamedTuple):
     cudnn: int
 
 
-def causal_attention(q_BTHW, k_BTGW, v_BTGK, *, scale, segments_BT=None):
+def causal_attention(q_BTHW, k_BTGW, v_BTGK, *, scale, segments_BT=None, window=None):
     """`lrkv_jax.kernels.flash.causal_attention`, where `unsupported_reason` is None."""
     key_width, width = k_BTGW.shape[-1], v_BTGK.shape[-1]
     padded = widths(key_width, width, gpu(), documents=segments_BT is not None)
@@ -53,14 +54,20 @@ def causal_attention(q_BTHW, k_BTGW, v_BTGK, *, scale, segments_BT=None):
     v_BTGK = _widened(v_BTGK, padded[1])
     if padded == MLA_WIDTHS:
         out_BTHK = _beneath.dot_product_attention(
-            q_BTHW, k_BTGW, v_BTGK, scale=scale, mask_type=_beneath.MaskType.CAUSAL
-        )
+            q_BTHW, k_BTGW, v_BTGK, scale=scale, mask_type=_beneath.MaskType.CAUSAL,
+            sliding_window_length=window,
+        )  # fmt: skip
     else:
-        same_B1TT = None
+        seen_B1TT = None
         if segments_BT is not None:
-            same_B1TT = (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
+            seen_B1TT = (segments_BT[:, :, None] == segments_BT[:, None, :])[:, None]
+            if window is not None:
+                place_T = jnp.arange(segments_BT.shape[1])
+                seen_B1TT &= place_T[:, None] - place_T < window
+                window = None
         out_BTHK = jax.nn.dot_product_attention(
-            q_BTHW, k_BTGW, v_BTGK, mask=same_B1TT, scale=scale, is_causal=True,
+            q_BTHW, k_BTGW, v_BTGK, mask=seen_B1TT, scale=scale, is_causal=True,
+            local_window_size=None if window is None else (window - 1, 0),
             implementation="cudnn",
         )  # fmt: skip
     return out_BTHK[..., :width]

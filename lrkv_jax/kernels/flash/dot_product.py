@@ -1,9 +1,10 @@
 """Causal attention that keeps a sequence's weights in memory: fastest for short sequences.
 
 Queries are cut into strips, and each strip attends to its prefix of the keys: of the T² logits,
-those right of a strip's end are never computed. JAX differentiates it, and keeps the weights.
+those right of a strip's end, and left of its window, are never computed. JAX differentiates it,
+and keeps the weights.
 
-B batch  T positions  t queries of a strip  S keys of its prefix  H heads  G key/value heads
+B batch  T positions  t queries of a strip  S keys that they see  H heads  G key/value heads
 N = H / G  X = N · t  W logit width  K head width
 """
 
@@ -17,7 +18,7 @@ from lrkv_jax.kernels.online import MASKED
 STRIP = 64
 
 
-def causal_attention(q_BTHW, k_BTGW, v_BTGK, *, scale, segments_BT=None, width=STRIP):
+def causal_attention(q_BTHW, k_BTGW, v_BTGK, *, scale, segments_BT=None, window=None, width=STRIP):
     """`lrkv_jax.kernels.flash.causal_attention`, in strips of `width` queries."""
     B, T, H, W = q_BTHW.shape
     G, K = v_BTGK.shape[2:]
@@ -28,21 +29,23 @@ def causal_attention(q_BTHW, k_BTGW, v_BTGK, *, scale, segments_BT=None, width=S
 
     def strip(start):
         end = min(start + width, T)
+        first = 0 if window is None else max(0, start - window + 1)
         rows = (B, G, H // G, end - start)
         q_BGXW = q_BGNTW[:, :, :, start:end].reshape(B, G, -1, W)
         logits_BGXS = scale * jnp.matmul(
-            q_BGXW, k_BGWT[..., :end], preferred_element_type=jnp.float32
+            q_BGXW, k_BGWT[..., first:end], preferred_element_type=jnp.float32
         )
-        seen_BtS = (jnp.arange(end) <= jnp.arange(start, end)[:, None])[None]
+        back_tS = jnp.arange(start, end)[:, None] - jnp.arange(first, end)
+        seen_BtS = (back_tS >= 0 if window is None else (back_tS >= 0) & (back_tS < window))[None]
         if segments_BT is not None:
-            seen_BtS &= segments_BT[:, start:end, None] == segments_BT[:, None, :end]
-        logits_BGNtS = jnp.where(seen_BtS[:, None, None], logits_BGXS.reshape(*rows, end), MASKED)
+            seen_BtS &= segments_BT[:, start:end, None] == segments_BT[:, None, first:end]
+        logits_BGNtS = jnp.where(seen_BtS[:, None, None], logits_BGXS.reshape(*rows, -1), MASKED)
         peak_BGNt1 = jax.lax.stop_gradient(logits_BGNtS.max(axis=-1, keepdims=True))
         weights_BGXS = jnp.exp(logits_BGNtS - peak_BGNt1).reshape(logits_BGXS.shape)
         total_BGX1 = weights_BGXS.sum(axis=-1, keepdims=True)
         # Dividing K columns after the product, not S columns before it.
         sums_BGXK = jnp.matmul(
-            weights_BGXS.astype(v_BTGK.dtype), v_BGTK[:, :, :end],
+            weights_BGXS.astype(v_BTGK.dtype), v_BGTK[:, :, first:end],
             preferred_element_type=jnp.float32,
         )  # fmt: skip
         return (sums_BGXK / total_BGX1).astype(v_BTGK.dtype).reshape(*rows, K)

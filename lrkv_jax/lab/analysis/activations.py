@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual
-from lrkv_jax.models.transformer import with_parameters
+from lrkv_jax.models.transformer import main_layers, with_parameters
 from lrkv_jax.training.token_batch import PLAIN, BatchFormat
 
 
@@ -47,11 +47,13 @@ class OnText(NamedTuple):
 def on_text(
     config: ModelConfig, params: Any, batches: Iterable[np.ndarray], rows: BatchFormat = PLAIN
 ) -> OnText:
-    """Statistics of every layer, from one forward pass over each of `batches`.
+    """Statistics of the layers that `head_weights` has, from a forward pass over each of `batches`.
 
     `batches` are rows of a run's records, int32 [B, T + 1], in the format `rows`. Moments
     are summed in float32 within a batch, logits' products within a row; all else is float64.
     """
+
+    analyzed = main_layers(config)
 
     @jax.jit
     def sums(params, tokens_BU):
@@ -59,20 +61,21 @@ def on_text(
         ids_BT = ids_BU[:, :-1]
         positions_BT, segments_BT = _places(rows, ids_BU)
         model = with_parameters(config, params).unstacked()
-        recorders = [_Recorder(block.norm_attention) for block in model.blocks]
-        for block, recorder in zip(model.blocks, recorders, strict=True):
+        blocks = [model.blocks[layer] for layer in analyzed]
+        recorders = [_Recorder(block.norm_attention) for block in blocks]
+        for block, recorder in zip(blocks, recorders, strict=True):
             block.norm_attention = recorder
         model.hidden(ids_BT, positions_BT, segments_BT)
         if positions_BT is None:
             positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
         moments, grams = [], []
-        for block, recorder in zip(model.blocks, recorders, strict=True):
+        for block, recorder in zip(blocks, recorders, strict=True):
             x_BTD = recorder.read_BTD.astype(jnp.float32)
             moments.append(jnp.einsum("BTD,BTE->DE", x_BTD, x_BTD))
             grams.append(logit_grams(block.attention, x_BTD, positions_BT, segments_BT))
         return jnp.stack(moments), jnp.stack(grams)
 
-    L, D, H = config.layers, config.width, config.heads
+    L, D, H = len(analyzed), config.width, config.heads
     moments_LDD, logits_LHH, tokens = np.zeros((L, D, D)), np.zeros((L, H, H)), 0
     for batch_BU in batches:
         batch_LDD, rows_LBHH = sums(params, batch_BU)
@@ -110,6 +113,8 @@ def logit_grams(
         k_SHW = jnp.repeat(k_SGW, H // G, axis=1)
         logits_HTS = jnp.einsum("THW,SHW->HTS", q_THW, k_SHW)
         seen_TS = jnp.tri(T, dtype=bool) & (segments_T[:, None] == segments_T)
+        if (window := attention.config.window) is not None:
+            seen_TS &= ~jnp.tri(T, k=-window, dtype=bool)
         mean_HT1 = jnp.mean(logits_HTS, axis=2, keepdims=True, where=seen_TS)
         flat_HN = jnp.where(seen_TS, logits_HTS - mean_HT1, 0).reshape(H, -1)
         return flat_HN @ flat_HN.T

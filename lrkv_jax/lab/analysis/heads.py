@@ -16,23 +16,29 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.attention import abstract_layer
 from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual
+from lrkv_jax.models.transformer import main_layers
 from lrkv_jax.models.weights import draw, with_weights
 
 
 def head_weights(config: ModelConfig, params: Any) -> Iterator[HeadWeights]:
     """Each layer's heads, first to last, of parameters as `load_run(run).params` gives them.
 
+    With a `layers_pattern`, those of layers G, which have the variant that runs are compared by.
     One layer is in float64 at a time: at 4096 × 4096 its matrices are 0.5 GB. The
     matrices' input is the stream after its norm, and after that norm's gain where
     it has one. Raises `LrkvError` for weights that are not finite.
     """
-    stacked = jax.tree.map(np.asarray, params["blocks"]["attention"])
-    for name, leaf in stacked.items():
-        if not np.isfinite(leaf).all():
-            raise LrkvError(f"blocks.attention.{name} is not finite: analyze an earlier step")
-    abstract = abstract_layer(config)
-    for layer in range(config.layers):
-        weights = jax.tree.map(lambda leaf, at=layer: leaf[at], stacked)
+    abstract, cycle = abstract_layer(config), len(config.cycle)
+    for layer in main_layers(config):
+        blocks = params["blocks"]
+        if config.layers_pattern is not None:
+            blocks = blocks[f"layer_{layer % cycle}"]
+        weights = {
+            name: np.asarray(leaf[layer // cycle]) for name, leaf in blocks["attention"].items()
+        }
+        for name, leaf in weights.items():
+            if not np.isfinite(leaf).all():
+                raise LrkvError(f"blocks.attention.{name} is not finite: analyze an earlier step")
         yield with_weights(abstract, weights).head_weights()
 
 
@@ -46,7 +52,7 @@ def random_heads(config: ModelConfig, seeds: int) -> Iterator[HeadWeights]:
     if seeds < 1:
         raise LrkvError(f"null_seeds = {seeds}: use 1 or more")
     for seed in range(seeds):
-        layer = config.attention.layer_class()(config)
+        layer = config.attention.layer_class()(config.main_kind)
         draw(layer, jax.random.key(seed))
         heads = layer.head_weights()
         output_HKD = np.random.default_rng(seed).standard_normal(heads.output_HKD.shape)

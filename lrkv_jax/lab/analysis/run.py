@@ -24,6 +24,7 @@ from lrkv_jax.lab.analysis.diversity import (
 from lrkv_jax.lab.analysis.factorization import factorization
 from lrkv_jax.lab.analysis.heads import geometry, head_weights, magnitude, random_heads
 from lrkv_jax.models.attention.head_weights import HeadWeights
+from lrkv_jax.models.transformer import main_layers
 from lrkv_jax.training.restore import load_run
 from lrkv_jax.training.token_batch import BatchFormat
 
@@ -65,7 +66,7 @@ def analyze(
     result = {
         **_about(directory, run.config),
         "step": run.step,
-        **_compared(layers, null(chain([first], random), model.layers)),
+        **_compared(layers, null(chain([first], random), len(layers))),
         "magnitude": _over_layers([layer["magnitude"] for layer in layers]),
         "geometry": _over_layers([layer["geometry"] for layer in layers]),
         "factorisation": [
@@ -113,6 +114,7 @@ def _about(directory: str | Path, config: RunConfig) -> dict[str, Any]:
     """A description of the analyzed run."""
     model = config.model
     shape = {name: getattr(model, name) for name in ("layers", "width", "heads", "head_width")}
+    shape["layers"] = len(main_layers(model))
     variant = model.attention.model_dump()  # its kind and its settings: rank, latent, …
     return {
         "run": str(directory), "variant": config.attention, **variant, **shape,
@@ -141,9 +143,9 @@ def _logits(text: OnText) -> dict[str, Any]:
 def _weighted(run: TrainedRun, text: OnText, seeds: int) -> dict[str, Any]:
     """`_compared` on the inputs that held-out text makes, of the random layers too."""
     model, roots = run.config.model, [root(moment_DD) for moment_DD in text.moments_LDD]
-    layers = map(_diversities, map(weighted, head_weights(model, run.params), roots))
+    layers = list(map(_diversities, map(weighted, head_weights(model, run.params), roots)))
     random = map(weighted, random_heads(model, seeds), cycle(roots))
-    return {"tokens": text.tokens, **_compared(list(layers), null(random, model.layers))}
+    return {"tokens": text.tokens, **_compared(layers, null(random, len(layers)))}
 
 
 def _over_layers(layers: list[dict[str, Any] | None]) -> dict[str, Any] | None:

@@ -7,6 +7,7 @@ of few terms; docs/planning.md has its error against XLA's count.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +17,11 @@ from jax.sharding import AbstractMesh, AxisType
 from lrkv_jax.config import MeshConfig, ModelConfig, RunConfig
 from lrkv_jax.distributed.hardware import Hardware
 from lrkv_jax.distributed.mesh import AXES, check_mesh
-from lrkv_jax.models.accounting.counts import training_flops_per_token, training_tokens
+from lrkv_jax.models.accounting.counts import (
+    over_layers,
+    training_flops_per_token,
+    training_tokens,
+)
 from lrkv_jax.models.transformer import abstract_parameters, specs
 from lrkv_jax.training.state import abstract_state
 
@@ -72,7 +77,7 @@ def memory_estimate(config: RunConfig, state: StateBytes) -> MemoryEstimate:
     model, train, mesh = config.model, config.train, config.mesh
     tokens = train.global_batch_size * train.seq_len
     tokens //= mesh.data * mesh.fsdp * mesh.context * train.grad_accum_steps
-    values = activation_values(config) * model.layers * tokens
+    values = over_layers(model, partial(activation_values, config)) * tokens
     activations = values * jnp.dtype(model.dtype).itemsize
     columns = model.vocabulary // mesh.tensor
     head_gradient = 4 * model.width * columns
@@ -82,15 +87,17 @@ def memory_estimate(config: RunConfig, state: StateBytes) -> MemoryEstimate:
     return MemoryEstimate(activations, loss, total)
 
 
-def activation_values(config: RunConfig) -> int:
+def activation_values(config: RunConfig, model: ModelConfig) -> int:
     """Values of a token and layer that the backward pass reads, under the run's remat policy.
+
+    `model` is the one of the layer's kind.
 
     `full` keeps the layer's input, and so does `offload`, which has the rest in the host's memory.
     `minimal` keeps also queries, keys, values, what was attended, and the feed-forward layer's
     first products. `none` keeps the stream before and after each norm, and queries and keys before
     and after rotation too.
     """
-    model, mesh, policy = config.model, config.mesh, config.train.remat
+    mesh, policy = config.mesh, config.train.remat
     if policy in ("full", "offload"):
         return model.width
     attention = model.attention

@@ -84,6 +84,9 @@ def _costs(planned: dict[str, Any]) -> list[str]:
         "{name}: {layers} layers of {width}, {heads} heads of {head_width}, "
         "{tokens:,} tokens at context {context:,}"
     ).format(**planned)
+    if planned["window"]:
+        kinds = f"layers {planned['layers_pattern'] or 'S'}, S with windows"
+        title = f"{title}\n{kinds} of {planned['window']:,} tokens"
     headers = (
         "variant", "size", "attn", "K/V", "G-\nFLOP", "KV\nbytes", "allo-\ncated",
         "% of\nMHA", "% in\npaper",

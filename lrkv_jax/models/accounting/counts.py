@@ -7,6 +7,7 @@ L layers  D model width  H heads  K head width  F feed-forward width  V vocabula
 T context  N parameters
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +37,11 @@ class ParameterCounts:
         return self.embedding + self.head + self.attention + self.mlp + self.norm
 
 
+def over_layers(model: ModelConfig, of_kind: Callable[[ModelConfig], float]) -> Any:
+    """The sum over all layers of what `of_kind` gives for one layer of its kind."""
+    return model.cycles * sum(map(of_kind, model.cycle))
+
+
 def parameter_counts(model: ModelConfig) -> ParameterCounts:
     """Exactly the parameters that `Transformer(model)` has.
 
@@ -44,22 +50,26 @@ def parameter_counts(model: ModelConfig) -> ParameterCounts:
     of D, and those of QK-norm two of K for a layer; biases, if any, are as long as a layer's
     queries, its keys and its output.
     """
-    layers, attention = model.layers, model.attention
-    kv = layers * attention.kv_parameters(model)
-    output = model.heads * model.head_width * model.width
-    width, vectors = attention.query_width(model), 0
-    if model.qk_gain:
-        vectors += 2 * width
-    if model.qkv_bias:
-        vectors += (model.heads + attention.key_heads(model)) * width + model.width
+    layers = model.layers
     return ParameterCounts(
         embedding=model.vocabulary * model.width,
         head=0 if model.tied_head else model.vocabulary * model.width,
-        attention=kv + layers * (attention.query_parameters(model) + output + vectors),
-        kv=kv,
+        attention=over_layers(model, _attention_parameters),
+        kv=over_layers(model, lambda kind: kind.attention.kv_parameters(kind)),
         mlp=layers * (3 if model.gated else 2) * model.width * model.feed_forward_width,
         norm=(2 * layers + 1) * model.width if model.norm_gain else 0,
     )
+
+
+def _attention_parameters(kind: ModelConfig) -> int:
+    attention, width = kind.attention, kind.attention.query_width(kind)
+    count = attention.kv_parameters(kind) + attention.query_parameters(kind)
+    count += kind.heads * kind.head_width * kind.width
+    if kind.qk_gain:
+        count += 2 * width
+    if kind.qkv_bias:
+        count += (kind.heads + attention.key_heads(kind)) * width + kind.width
+    return count
 
 
 def multiplied_parameters(model: ModelConfig) -> int:
@@ -69,7 +79,8 @@ def multiplied_parameters(model: ModelConfig) -> int:
     """
     counts = parameter_counts(model)
     lookup = 0 if model.tied_head else counts.embedding
-    return counts.total - lookup + model.layers * model.attention.extra_multiplications(model)
+    more = over_layers(model, lambda kind: kind.attention.extra_multiplications(kind))
+    return counts.total - lookup + more
 
 
 def training_flops_per_token(model: ModelConfig, context: int) -> int:
@@ -78,10 +89,14 @@ def training_flops_per_token(model: ModelConfig, context: int) -> int:
     6·N + 6·L·H·T·(logit width + value width), N as `multiplied_parameters` counts it: PaLM's count
     (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, appendix B), 6·N + 12·L·H·K·T where
     queries and values are K wide. Attention counts all T² pairs, not the causal half, as published
-    MFUs do.
+    MFUs do; of a layer with a window, T times the window.
     """
-    pair = model.attention.logit_width(model) + model.head_width
-    return 6 * multiplied_parameters(model) + 6 * model.layers * model.heads * context * pair
+
+    def pairs(kind: ModelConfig) -> int:
+        each = kind.attention.logit_width(kind) + kind.head_width
+        return kind.heads * min(context, kind.window or context) * each
+
+    return 6 * multiplied_parameters(model) + 6 * over_layers(model, pairs)
 
 
 def executed_flops_per_token(model: ModelConfig, context: int, tokens: int) -> float:
@@ -90,10 +105,13 @@ def executed_flops_per_token(model: ModelConfig, context: int, tokens: int) -> f
     They differ from training FLOPs where keys and values are made at a higher cost than from their
     parameters, because that moves less memory.
     """
-    entry = model.attention
-    counted = entry.kv_parameters(model) + entry.extra_multiplications(model)
-    more = entry.multiplications(model, tokens) - counted
-    return training_flops_per_token(model, context) + 6 * model.layers * more
+
+    def more(kind: ModelConfig) -> float:
+        entry = kind.attention
+        counted = entry.kv_parameters(kind) + entry.extra_multiplications(kind)
+        return entry.multiplications(kind, tokens) - counted
+
+    return training_flops_per_token(model, context) + 6 * over_layers(model, more)
 
 
 def training_tokens(config: RunConfig) -> int:
@@ -113,7 +131,7 @@ def cache_values_per_token(model: ModelConfig) -> int:
 
     Inverse norms are float32 scalars, not values: `cache_bytes_per_token` has them.
     """
-    return model.layers * model.attention.cache_values(model)
+    return over_layers(model, lambda kind: kind.attention.cache_values(kind))
 
 
 def cache_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) -> int:
@@ -122,14 +140,21 @@ def cache_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) ->
     `itemsize` is the size of a value, and of a scale in an int8 cache; 2, the default, is
     bfloat16's. Padding is not counted: `cache_allocated_bytes_per_token` has it.
     """
-    scalars = model.layers * model.attention.cache_scalars(model)
-    unquantized = cache_values_per_token(model) * itemsize + scalars * SCALAR_ITEMSIZE
-    if model.kv_cache_dtype == "auto":
+    return over_layers(model, lambda kind: _layer_bytes(kind, itemsize))
+
+
+def _layer_bytes(kind: ModelConfig, itemsize: int) -> int:
+    scalars = kind.attention.cache_scalars(kind) * SCALAR_ITEMSIZE
+    unquantized = kind.attention.cache_values(kind) * itemsize + scalars
+    if kind.kv_cache_dtype == "auto":
         return unquantized
-    rows = model.attention.int8_rows(model)
-    return unquantized - model.layers * sum(
-        n * (width * (itemsize - 1) - itemsize) for n, width in rows
-    )
+    rows = kind.attention.int8_rows(kind)
+    return unquantized - sum(n * (width * (itemsize - 1) - itemsize) for n, width in rows)
+
+
+def _allocated_bytes(kind: ModelConfig, itemsize: int) -> int:
+    each = 1 if kind.kv_cache_dtype == "int8" else itemsize  # what is padded are rows
+    return _layer_bytes(kind, itemsize) + kind.attention.cache_padding_values(kind) * each
 
 
 def cache_allocated_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) -> int:
@@ -137,9 +162,16 @@ def cache_allocated_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_IT
 
     tests/models/attention/test_contract.py holds it against live caches.
     """
-    padding = model.layers * model.attention.cache_padding_values(model)
-    each = 1 if model.kv_cache_dtype == "int8" else itemsize  # what is padded are rows
-    return cache_bytes_per_token(model, itemsize) + padding * each
+    return over_layers(model, lambda kind: _allocated_bytes(kind, itemsize))
+
+
+def cache_allocated_bytes(model: ModelConfig, length: int, itemsize: int = CACHE_ITEMSIZE) -> int:
+    """Allocated bytes of a sequence of `length` tokens, of which windows keep their last ones."""
+
+    def of_kind(kind: ModelConfig) -> int:
+        return _allocated_bytes(kind, itemsize) * min(length, kind.window or length)
+
+    return over_layers(model, of_kind)
 
 
 def cache_fraction(model: ModelConfig) -> float:
@@ -155,13 +187,14 @@ def cache_bytes_fraction(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) -> 
 
 def cache_fraction_published(model: ModelConfig) -> float:
     """The share of MHA's cache as the paper counts it: MLA without its rope key, no norms."""
-    mha = MHA().cache_values_published(model)
-    return model.attention.cache_values_published(model) / mha
+    values = over_layers(model, lambda kind: kind.attention.cache_values_published(kind))
+    return values / (model.layers * MHA().cache_values_published(model))
 
 
 def with_mha(model: ModelConfig) -> ModelConfig:
     """The model with MHA and a cache in its dtype, with which caches are compared."""
-    return model.model_copy(update={"attention": MHA(), "kv_cache_dtype": "auto"})
+    plain = {"attention": MHA(), "window_attention": None, "kv_cache_dtype": "auto"}
+    return model.model_copy(update=plain)
 
 
 def plan(config: RunConfig, names: list[str]) -> dict[str, Any]:
@@ -174,6 +207,8 @@ def plan(config: RunConfig, names: list[str]) -> dict[str, Any]:
     return {
         "name": config.name,
         "layers": model.layers,
+        "layers_pattern": model.layers_pattern,
+        "window": model.window,
         "width": model.width,
         "heads": model.heads,
         "head_width": model.head_width,

@@ -10,7 +10,8 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.distributed.hardware import Hardware
 from lrkv_jax.models.accounting.counts import (
     CACHE_ITEMSIZE,
-    cache_allocated_bytes_per_token,
+    cache_allocated_bytes,
+    over_layers,
     parameter_counts,
 )
 
@@ -45,21 +46,31 @@ class AttentionFlops:
     """FLOPs of one new token's attention in all layers: `fixed`, and more for each cached token.
 
     The projections of the new token itself are not in it: they cost twice their parameters.
+    `in_windows` are those for each token of the layers' windows, with the window.
     """
 
     fixed: int
-    per_cached_token: int
+    in_windows: tuple[tuple[int | None, int], ...]
+
+    @property
+    def per_cached_token(self) -> int:
+        """Those of a token that all layers see."""
+        return sum(flops for _, flops in self.in_windows)
 
     def at(self, length: int) -> int:
         """The sum with `length` tokens in the cache."""
-        return self.fixed + length * self.per_cached_token
+        seen = (flops * min(length, window or length) for window, flops in self.in_windows)
+        return self.fixed + sum(seen)
 
 
 def attention_flops(model: ModelConfig) -> AttentionFlops:
     """FLOPs of attention to the cache in a decoding step of one sequence."""
-    entry, layers = model.attention, model.layers
-    each = layers * entry.decode_flops_per_cached_token(model)
-    return AttentionFlops(layers * entry.decode_flops(model), each)
+    fixed = over_layers(model, lambda kind: kind.attention.decode_flops(kind))
+    each = tuple(
+        (kind.window, model.cycles * kind.attention.decode_flops_per_cached_token(kind))
+        for kind in model.cycle
+    )
+    return AttentionFlops(fixed, each)
 
 
 def serving(model: ModelConfig, device: Hardware, length: int) -> Serving:
@@ -67,9 +78,8 @@ def serving(model: ModelConfig, device: Hardware, length: int) -> Serving:
     counts = parameter_counts(model)
     weights = counts.total * CACHE_ITEMSIZE
     looked_up = 0 if model.tied_head else counts.embedding * CACHE_ITEMSIZE
-    per_token = cache_allocated_bytes_per_token(model)
-    cache = per_token * length
-    flops_per_byte = attention_flops(model).per_cached_token / per_token
+    cache, flops = cache_allocated_bytes(model, length), attention_flops(model)
+    flops_per_byte = (flops.at(length) - flops.fixed) / cache
     batch = max(0, int((USABLE * device.memory - weights) // cache))
 
     def floor(sequences: int) -> float:

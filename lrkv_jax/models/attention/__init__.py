@@ -31,7 +31,7 @@ def make_attention(config, *, rngs, axis_rules=None):
             f"make_attention of a {type(config).__name__}: give a ModelConfig, as in "
             "ModelConfig(width=64, heads=4, head_width=16, attention=LRKV(rank=8))"
         )
-    layer = config.attention.layer_class()(config)
+    layer = config.attention.layer_class()(config.main_kind)
     draw(layer, rngs.params())
     if axis_rules is not None:
         layer.axis_rules = check_rules(axis_rules)
@@ -40,7 +40,10 @@ def make_attention(config, *, rngs, axis_rules=None):
 
 
 def abstract_layer(config):
-    """The attention layer with shapes instead of weights; nothing is allocated."""
+    """The attention layer with shapes instead of weights; nothing is allocated.
+
+    With a `layers_pattern`, one of layers G.
+    """
     from flax import nnx
 
-    return nnx.eval_shape(lambda: config.attention.layer_class()(config))
+    return nnx.eval_shape(lambda: config.attention.layer_class()(config.main_kind))

@@ -17,6 +17,7 @@ against `materialize_kv`.
 B batch  T new tokens  S cache slots  D model width  H heads  K head width  W logit width
 """
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -37,6 +38,7 @@ from lrkv_jax.models.attention.cache import (
     attend_tiles,
     in_int8,
     lengths_of,
+    near,
     slots_of,
     write,
 )
@@ -65,6 +67,12 @@ class Attention(nnx.Module):
     def __init__(self, config: ModelConfig):
         """Make the output projection, zero at the start, and the vectors that variants share."""
         self.config = config
+        takes = inspect.signature(self.attend_cached).parameters
+        if config.window is not None and "first_B1" not in takes:
+            raise LrkvError(
+                f"model.window = {config.window}, and {type(self).__name__}.attend_cached takes no "
+                "first_B1: see docs/new_variant.md, or use a variant of this package"
+            )
         shape = (config.heads, config.head_width, config.width)
         self.output = weight("heads head_width -> embed", shape, std=0)
         entry, width = config.attention, config.attention.query_width(config)
@@ -97,12 +105,13 @@ class Attention(nnx.Module):
         positions_BT: Int[Array, "B T"],
         angles: Any,
         pages_BN: Pages = None,
+        first_B1: Int[Array, "B 1"] | int = 0,
     ) -> tuple[Float[Array, "B T H K"], Float[Array, "B T H"] | None]:
         """Heads' outputs for a few queries at `positions_BT`, the last ones of each sequence.
 
         The cache holds their tokens already; with `pages_BN` it is a pool of pages. `angles` is
-        `slot_angles` of its slots. Also returns the log-sum-exp of each head's logits if the kernel
-        gives it.
+        `slot_angles` of its slots. In a layer with a window slot 0 is at position `first_B1`. Also
+        returns the log-sum-exp of each head's logits if the kernel gives it.
         """
         raise NotImplementedError
 
@@ -179,7 +188,7 @@ class Attention(nnx.Module):
         key_heads = self.config.attention.key_heads(self.config)
         attend = partial(
             attend_sequences, scale=self.scale, segments_BT=segments_BT, key_heads=key_heads,
-            impl=self.config.train_kernel,
+            window=self.config.window, impl=self.config.train_kernel,
         )  # fmt: skip
         return self.attend_full(x_BTD, positions_BT, attend)
 
@@ -223,8 +232,9 @@ class Attention(nnx.Module):
 
     @property
     def scale(self) -> float:
-        """The factor of logits: 1 / sqrt(width), times YaRN's factor."""
-        return self.normed_width**-0.5 * logit_factor(self.config.rope_scaling)
+        """The factor of logits: 1 / sqrt(width), times YaRN's factor where keys are rotated."""
+        scaling = None if self.config.attention.mode == "none" else self.config.rope_scaling
+        return self.normed_width**-0.5 * logit_factor(scaling)
 
     @property
     def normed_width(self) -> int:
@@ -255,7 +265,9 @@ class Attention(nnx.Module):
     def rotated(
         self, x_BTHK: Float[Array, "B T H K"], positions_BT: Int[Array, "B T"]
     ) -> Float[Array, "B T H K"]:
-        """RoPE over the last axis at each token's position."""
+        """RoPE over the last axis at each token's position; nothing in the mode `none`."""
+        if self.config.attention.mode == "none":
+            return x_BTHK
         cos, sin = self.angles_at(positions_BT, x_BTHK.shape[-1])
         return rotate(x_BTHK, cos[:, :, None], sin[:, :, None])
 
@@ -264,6 +276,15 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "... J"], Float[Array, "... J"]]:
         """cos and sin by which `rotated` turns the J = width // 2 pairs of what is `width` wide."""
         return rope_angles(positions, width, self.config.rope_base, self.config.rope_scaling)
+
+    def turned_back(
+        self, q_BTHK: Float[Array, "B T H K"], first_B1: Int[Array, "B 1"] | int
+    ) -> Float[Array, "B T H K"]:
+        """Rotated queries as if positions counted from `first_B1`, as `slot_angles` do."""
+        if self.config.window is None:
+            return q_BTHK
+        cos, sin = self.angles_at(jnp.asarray(first_B1), q_BTHK.shape[-1])
+        return rotate(q_BTHK, cos[:, :, None], -sin[:, :, None])
 
     @property
     def frequencies(self) -> tuple[float, ...]:
@@ -312,19 +333,28 @@ class Attention(nnx.Module):
         """Heads' outputs for a few new tokens, and the cache with them in it."""
         query = self.queries(x_BTD, positions_BT)
         cache = write(cache, self.new_kv(x_BTD, positions_BT), positions_BT, pages_BN)
-        angles = self.slot_angles(slots_of(cache, pages_BN))
-        out_BTHK, _ = self.attend_cached(query, cache, positions_BT, angles, pages_BN)
+        seen, pages_BN, first_B1 = self._seen(cache, positions_BT, pages_BN)
+        angles = self.slot_angles(slots_of(seen, pages_BN))
+        first = {} if self.config.window is None else {"first_B1": first_B1}
+        out_BTHK, _ = self.attend_cached(query, seen, positions_BT, angles, pages_BN, **first)
         return out_BTHK.astype(x_BTD.dtype), cache
 
     def _prefill(self, x_BTD, cache, positions_BT, pages_BN):
         """Heads' outputs for many tokens: keys and values exist for a tile of slots at a time."""
         q_BTHW = self.expand_query(self.queries(x_BTD, positions_BT), positions_BT)
         cache = write(cache, self.new_kv(x_BTD, positions_BT), positions_BT, pages_BN)
+        seen, pages_BN, first_B1 = self._seen(cache, positions_BT, pages_BN)
         out_BTHK = attend_tiles(
-            q_BTHW, cache, self.materialize_kv, lengths_of(positions_BT),
-            scale=self.scale, pages_BN=pages_BN,
+            q_BTHW, seen, self.materialize_kv, lengths_of(positions_BT - first_B1),
+            scale=self.scale, pages_BN=pages_BN, window=self.config.window, first_B1=first_B1,
         )  # fmt: skip
         return out_BTHK.astype(x_BTD.dtype), cache
+
+    def _seen(self, cache, positions_BT, pages_BN):
+        """What tokens at these positions attend to: (cache, pages, position of slot 0 [B, 1])."""
+        if self.config.window is None:
+            return cache, pages_BN, 0
+        return near(cache, positions_BT, self.config.window, pages_BN)
 
     def _project(self, out_BTHK: Float[Array, "B T H K"]) -> Float[Array, "B T D"]:
         output_HKD, sharding = self.output[...].astype(out_BTHK.dtype), summed_over_heads(out_BTHK)

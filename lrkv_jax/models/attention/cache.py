@@ -102,12 +102,44 @@ def lengths_of(positions_BT: Int[Array, "B T"]) -> Int[Array, "B"]:
     return positions_BT[:, -1] + 1
 
 
-def attend_tiles(q_BTHW, cache, materialize, lengths_B, *, scale, pages_BN=None):
+def near(
+    cache: Cache, positions_BT: Int[Array, "B T"], window: int, pages_BN: Pages
+) -> tuple[Cache, Pages, Int[Array, "B 1"]]:
+    """The slots that tokens at `positions_BT` see through a window: (cache, pages, first_B1).
+
+    Slot 0 of each sequence is there at position `first_B1`. Of pools the pages are the same, and
+    the table is shorter: those before the window may be anybody's.
+    """
+    T, S = positions_BT.shape[1], slots_of(cache, pages_BN)
+    first_B1 = jnp.maximum(positions_BT[:, :1] - window + 1, 0)
+    if pages_BN is not None:
+        rows = slots_of(cache)
+        count = min((window + T + rows - 3) // rows + 1, pages_BN.shape[1])
+        first_B1 = jnp.minimum(first_B1 // rows, pages_BN.shape[1] - count)
+        some = jnp.take_along_axis(pages_BN, first_B1 + jnp.arange(count), axis=1)
+        return cache, some, first_B1 * rows
+    count = min(window + T - 1, S)
+    first_B1 = jnp.minimum(first_B1, S - count)
+
+    def cut(name, axis):
+        def one(array, first):
+            return jax.lax.dynamic_slice_in_dim(array, first, count, axis - 1)
+
+        of = getattr(cache, name)
+        return jax.tree.map(lambda array: jax.vmap(one)(array, first_B1[:, 0]), of)
+
+    return type(cache)(**{n: cut(n, axis) for n, axis in slot_axes(cache).items()}), None, first_B1
+
+
+def attend_tiles(
+    q_BTHW, cache, materialize, lengths_B, *, scale, pages_BN=None, window=None, first_B1=0
+):
     """Attend each sequence's last T tokens, at all its cached ones up to each, to `cache`.
 
-    `materialize(some slots of the cache, their positions [1, c])` gives keys [B, c, G, W] and
+    `materialize(some slots of the cache, their positions [B or 1, c])` gives keys [B, c, G, W] and
     values [B, c, G, K]. `lengths_B` counts the T tokens too. With `pages_BN` the cache is a pool.
-    Returns float32 [B, T, H, K].
+    With a `window` a token sees so many, and slot 0 is at position `first_B1` (`near`), from which
+    `lengths_B` counts. Returns float32 [B, T, H, K].
     """
     S = slots_of(cache, pages_BN)
     chunk = min(S, PREFILL_TILE)
@@ -119,7 +151,7 @@ def attend_tiles(q_BTHW, cache, materialize, lengths_B, *, scale, pages_BN=None)
             name: online.slots(getattr(cache, name), pages_BN, start, chunk, axis=axis)
             for name, axis in slot_axes(cache).items()
         }
-        return materialize(type(cache)(**tile), (start + jnp.arange(chunk))[None])
+        return materialize(type(cache)(**tile), first_B1 + (start + jnp.arange(chunk))[None])
 
     # As in `flash`: heads before positions, a group's queries in one axis, plain batched products.
     def logits(index, start):
@@ -137,5 +169,5 @@ def attend_tiles(q_BTHW, cache, materialize, lengths_B, *, scale, pages_BN=None)
         sums_BGXK = jnp.matmul(weights_BGXc, v_BcGK.swapaxes(1, 2), **f32)
         return (sums_BGXK.reshape(B, H, T, -1),)
 
-    (out_BHTK,), _ = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk)
+    (out_BHTK,), _ = online.attend(logits, values, lengths_B, T=T, S=S, chunk=chunk, window=window)
     return out_BHTK.swapaxes(1, 2)

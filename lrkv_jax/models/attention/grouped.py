@@ -58,10 +58,10 @@ class GroupedAttention(Attention):
         v_BTGK = self.projected(x_BTD, "value", None)
         return GroupedCache(self.norm_and_rope(k_BTGK, positions_BT, self.key_gain), v_BTGK)
 
-    def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):
+    def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None, first_B1=0):
         return grouped_decode(
-            query, cache.k_BSGK, cache.v_BSGK, lengths_of(positions_BT),
-            scale=self.scale, pages_BN=pages_BN,
+            query, cache.k_BSGK, cache.v_BSGK, lengths_of(positions_BT - first_B1),
+            scale=self.scale, pages_BN=pages_BN, window=self.config.window,
             impl=self.config.decode_kernel,
         )  # fmt: skip
 

@@ -5,7 +5,7 @@ D model width  H heads  G key/value heads  K head width
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from lrkv_jax.config.attention import AttentionConfig, ModelShape, check_groups, groups_on_shard
 from lrkv_jax.config.frozen import Positive, semantics
@@ -14,6 +14,10 @@ from lrkv_jax.config.frozen import Positive, semantics
 class _Grouped(AttentionConfig):
     layer: ClassVar[str] = "lrkv_jax.models.attention.grouped:GroupedAttention"
     rotates_full_keys: ClassVar = True
+    rope: Literal["full", "none"] = semantics(
+        "full: keys and queries are rotated; none: they are not, as in a hybrid's global layers.",
+        "full",
+    )
 
     def groups(self, model: ModelShape) -> int:
         """Key/value heads G."""
@@ -39,7 +43,7 @@ class MHA(_Grouped):
     """Multi-head attention: each head has separate keys and values."""
 
     name: ClassVar[str] = "mha"
-    styles: ClassVar = {None: ("#000000", "-", "o")}
+    styles: ClassVar = {"full": ("#000000", "-", "o")}
 
     def groups(self, model: ModelShape) -> int:
         return model.heads
@@ -49,7 +53,7 @@ class GQA(_Grouped):
     """Grouped-query attention: `kv_heads` key/value heads, each serving H / kv_heads queries."""
 
     name: ClassVar[str] = "gqa"
-    styles: ClassVar = {None: ("#56B4E9", "--", "s")}
+    styles: ClassVar = {"full": ("#56B4E9", "--", "s")}
     kv_heads: Positive = semantics("Key/value heads, G. They divide the model's heads.")
 
     def check(self, model: ModelShape) -> None:
@@ -60,7 +64,8 @@ class GQA(_Grouped):
         return self.kv_heads
 
     def on_shard(self, model: ModelShape, tensor: int) -> GQA:
-        return GQA(kv_heads=groups_on_shard(self.kv_heads, model, tensor))
+        groups = groups_on_shard(self.kv_heads, model, tensor)
+        return self.model_copy(update={"kv_heads": groups})
 
     def groups(self, model: ModelShape) -> int:
         return self.kv_heads
@@ -70,7 +75,7 @@ class MQA(_Grouped):
     """Multi-query attention: one key and value head for all queries."""
 
     name: ClassVar[str] = "mqa"
-    styles: ClassVar = {None: ("#0072B2", ":", "v")}
+    styles: ClassVar = {"full": ("#0072B2", ":", "v")}
 
     def groups(self, model: ModelShape) -> int:
         return 1

@@ -3,10 +3,11 @@
 B batch  T new tokens  S cache slots  D model width  H heads  K head width
 R residual rank (R_k of keys, R_v of values)  G residuals, one for each H / G query heads
 
-Three rope modes, each decoded exactly as it is trained (`lrkv_jax.kernels.lrkv_decode` has the
+Four rope modes, each decoded exactly as it is trained (`lrkv_jax.kernels.lrkv_decode` has the
 equations): `full` rotates the whole key; `shared` rotates the shared part, and the residual meets
-the unrotated query; `latent` rotates the shared part in K dimensions and the latent in R. In each,
-QK-norm divides by the rms of the whole unrotated key, one scalar n_h per token and head.
+the unrotated query; `latent` rotates the shared part in K dimensions and the latent in R; `none`
+rotates nothing, and the paper's equations 6 and 7 hold as printed. In each, QK-norm divides by the
+rms of the whole unrotated key, one scalar n_h per token and head.
 
 With `latent_norm: joint`, `shared` has no QK-norm. A token's latent [r^K of all heads | r^V of all
 heads | v_shared] is divided by its root mean square instead. This is DeepSeek's MLA: RoPE(k_shared)
@@ -43,9 +44,9 @@ class LowRankCache:
     """Shared key (gained, rotated) and value, each residual's latents, float32 1/rms of its key.
 
     Latents are R wide, and of keys with biases R + 1 (the last is 1), zero-padded to the entry's
-    `cached_ranks`. `rk` is unrotated in the
-    modes `full` and `shared`, rotated in R dimensions in `latent`. Rank 0 has no latents. Without
-    QK-norm there are no inverse norms; with the joint norm, latents and the value are normed.
+    `cached_ranks`. `rk` is rotated in R dimensions in the mode `latent`, and in no other. Rank 0
+    has no latents. Without QK-norm there are no inverse norms; with the joint norm, latents and the
+    value are normed.
     """
 
     AXES: ClassVar[dict[str, str]] = {
@@ -107,21 +108,23 @@ class LowRankAttention(Attention):
     def new_kv(self, x_BTD, positions_BT):
         return self._entries(x_BTD, positions_BT)[0]
 
-    def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):
+    def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None, first_B1=0):
         residual = None
         if self.rank:
             residual = Residual(cache.rk_BSGR, cache.rv_BSGR, self.value_up[...])
-            if self._in_latents:
-                residual = residual._replace(q_latent_BTHR=self._latent(query[1], positions_BT))
-            else:
+            if self.rope == "full":
                 residual = residual._replace(
-                    up_key_GRK=self._up_of_rotated_keys[...], angles_SK=angles
+                    up_key_GRK=self._up_of_normed_keys[...], angles_SK=angles
                 )
+                if self.config.window is not None:
+                    residual = residual._replace(q_BTHK=self.turned_back(query[0], first_B1))
+            else:
+                residual = residual._replace(q_latent_BTHR=self._latent(query[-1], positions_BT))
         return lrkv_decode(
             query[0], cache.k_shared_BSK, cache.v_shared_BSK, residual,
-            cache.inverse_norm_BGS, lengths_of(positions_BT),
-            scale=self.scale, pages_BN=pages_BN, frequencies_J=self.frequencies,
-            impl=self.config.decode_kernel,
+            cache.inverse_norm_BGS, lengths_of(positions_BT - first_B1),
+            scale=self.scale, pages_BN=pages_BN, window=self.config.window,
+            frequencies_J=self.frequencies, impl=self.config.decode_kernel,
         )  # fmt: skip
 
     def materialize_kv(self, cache, positions_BT):
@@ -134,18 +137,18 @@ class LowRankAttention(Attention):
 
     def slot_angles(self, slots):
         """[cos, sin] of each slot's position, [S, K], to rotate keys as they are read."""
-        if not self.rank or self._in_latents:
+        if not self.rank or self.rope != "full":
             return None
         return self.table(slots, self.config.head_width)
 
     def attend_full(self, x_BTD, positions_BT, attend):
         q_BTHW = self.expand_query(self.queries(x_BTD, positions_BT), positions_BT)
-        full, formed = self.rank and self.rope == "full", self.rank and self._forms_weights(x_BTD)
+        whole, formed = self.rank and not self._in_latents, self.rank and self._forms_weights(x_BTD)
         k_BTGK = None
-        if full and formed:
+        if whole and formed:
             k_BTGK = biased(self._with_whole_weights(x_BTD, "key"), self.key_bias)
         new, k_BTGK = self._entries(x_BTD, positions_BT, k_BTGK)
-        if full:
+        if whole:
             k_BTGW = self.norm_and_rope(k_BTGK, positions_BT, self.key_gain)
         else:
             k_BTGW = self._keys(new, positions_BT)
@@ -189,8 +192,8 @@ class LowRankAttention(Attention):
 
     @property
     def _in_latents(self) -> bool:
-        """Whether logits are products of queries and keys' latents in R coordinates."""
-        return bool(self.rank) and self.rope != "full"
+        """Whether training's logits are products of queries and keys' latents in R coordinates."""
+        return bool(self.rank) and not self.config.attention.has_whole_keys
 
     @property
     def _up_of_keys(self):
@@ -200,15 +203,15 @@ class LowRankAttention(Attention):
         return jnp.concatenate([self.key_up[...], self.key_bias[...][:, None]], axis=1)
 
     @property
-    def _up_of_rotated_keys(self):
-        """B^K after the norm, with the gain of keys."""
+    def _up_of_normed_keys(self):
+        """B^K behind the norm, with the gain of keys."""
         if self.key_gain is None:
             return self._up_of_keys
         return gained(self._up_of_keys[...], self.key_gain)
 
     def _latent(self, q_BTHK, positions_BT):
         """q B_h: the query in the latent's R coordinates, rotated there in mode `latent`."""
-        up_HRK = self._of_heads(self.key_up[...], q_BTHK.shape[2]).astype(q_BTHK.dtype)
+        up_HRK = self._of_heads(self._up_of_normed_keys[...], q_BTHK.shape[2]).astype(q_BTHK.dtype)
         q_BTHR = jnp.einsum("BTHK,HRK->BTHR", q_BTHK, up_HRK)
         return self.rotated(q_BTHR, positions_BT) if self.rope == "latent" else q_BTHR
 
@@ -226,8 +229,8 @@ class LowRankAttention(Attention):
     def _keys(self, cache, positions_BT):
         """Each residual's keys, rotated and normed.
 
-        In `full` and at rank 0 they are K wide. In the other modes this is one attention of width
-        K + R: [shared, rotated ; residual, as a latent].
+        In `full` and `none` and at rank 0 they are K wide. In the other modes this is one attention
+        of width K + R: [shared, rotated ; residual, as a latent].
         """
         k_BSGK, rk_BSGR = cache.k_shared_BSK[:, :, None], cache.rk_BSGR
         parts = [k_BSGK]
@@ -235,7 +238,7 @@ class LowRankAttention(Attention):
             rk_BSGR = rk_BSGR[..., : self.key_up.shape[1]]
             parts = [jnp.broadcast_to(parts[0], (*rk_BSGR.shape[:3], k_BSGK.shape[-1])), rk_BSGR]
         elif self.rank:
-            residual_BSGK = self._raise(rk_BSGR, self._up_of_rotated_keys)
+            residual_BSGK = self._raise(rk_BSGR, self._up_of_normed_keys)
             parts = [parts[0] + self.rotated(residual_BSGK, positions_BT)]
         if cache.inverse_norm_BGS is not None:
             norm_BSG1 = cache.inverse_norm_BGS.swapaxes(1, 2)[..., None]
@@ -305,10 +308,10 @@ class LowRankAttention(Attention):
         return jax.lax.rsqrt(jnp.maximum(squares_BTG, 0) / K + self.config.norm_eps)
 
     def _entries(self, x_BTD, positions_BT, k_BTGK=None):
-        """Cache entries of each token, and in mode `full` its whole unrotated keys: [B, T, G, K].
+        """Cache entries of each token, and its whole unrotated keys where logits meet those.
 
-        Those are never cached, and are made from the factors unless they are given. At rank 0 all
-        heads have one key, and G is 1.
+        The keys, [B, T, G, K], are never cached, and are made from the factors unless they are
+        given. At rank 0 all heads have one key, and G is 1.
         """
         k_shared_BTK, v_shared_BTK = product(x_BTD, self, "key"), product(x_BTD, self, "value")
         rk_BTGR = rv_BTGR = norm_BGT = None

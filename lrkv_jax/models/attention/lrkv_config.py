@@ -31,8 +31,8 @@ class LRKV(AttentionConfig):
     Keys and values may have separate ranks, R_k and R_v (`rank_key`, `rank_value`). With
     `kv_heads`, G groups of query heads have a residual each.
     `rope`: `full`, the default, rotates the whole key, as the paper trains it; `shared` rotates the
-    shared part alone; `latent` rotates the shared part and, in R dimensions, the latent. With
-    `latent_norm: joint`, `shared` is DeepSeek's attention, its factors sparse.
+    shared part alone; `latent` rotates the shared part and, in R dimensions, the latent; `none`
+    rotates nothing. With `latent_norm: joint`, `shared` is DeepSeek's attention, sparse.
     """
 
     name: ClassVar[str] = "lrkv"
@@ -45,9 +45,9 @@ class LRKV(AttentionConfig):
     rank: NonNegative = semantics(
         "Rank of each head's residual, R. 0 is MQA; head_width can represent any MHA."
     )
-    rope: Literal["full", "shared", "latent"] = semantics(
+    rope: Literal["full", "shared", "latent", "none"] = semantics(
         "What positions rotate. full: the whole key, as in the paper; shared: its shared part "
-        "alone; latent: its shared part, and the latent in its R coordinates.",
+        "alone; latent: its shared part, and the latent in its R coordinates; none: nothing.",
         "full",
     )
     rank_key: Positive | None = semantics("Rank of the keys' residuals, R_k. Null is rank.", None)
@@ -71,7 +71,12 @@ class LRKV(AttentionConfig):
 
     @property
     def rotates_full_keys(self) -> bool:
-        return not self.rank or self.rope == "full"
+        return not self.rank or self.has_whole_keys
+
+    @property
+    def has_whole_keys(self) -> bool:
+        """Whether a logit of training is a query times one key of the head, K wide."""
+        return self.rope in ("full", "none")
 
     def groups(self, model: ModelShape) -> int:
         """G, the residuals of a layer; at rank 0 the one key and value that all heads have."""
@@ -131,7 +136,7 @@ class LRKV(AttentionConfig):
         return self.groups(model)
 
     def logit_width(self, model: ModelShape) -> int:
-        return model.head_width + (0 if self.rope == "full" else self.ranks[0])
+        return model.head_width + (0 if self.has_whole_keys else self.ranks[0])
 
     def kv_parameters(self, model: ModelShape) -> int:
         down = 2 * model.head_width + self.groups(model) * sum(self.ranks)
@@ -140,7 +145,7 @@ class LRKV(AttentionConfig):
     def extra_multiplications(self, model: ModelShape) -> int:
         # B^K takes H queries to the latents, and for the norms the shared key to those of G, which
         # then meet B B^T. One of the G is in `kv_parameters`.
-        if self.rope == "full":
+        if self.has_whole_keys:
             return 0
         H, G, R_k, norms = model.heads, self.groups(model), self.ranks[0], self.norms_keys(model)
         return (H + G * (norms - 1)) * R_k * model.head_width + norms * G * R_k**2
@@ -168,14 +173,14 @@ class LRKV(AttentionConfig):
     def multiplications(self, model: ModelShape, tokens: int) -> float:
         D, G, K = model.width, self.groups(model), model.head_width
         squares = 0.0  # B B^T, once per layer and step
-        if self.rope != "full" and self.norms_keys(model):
+        if not self.has_whole_keys and self.norms_keys(model):
             squares = G * self.ranks[0] ** 2 * K / tokens
         if not self.forms_weights(D, G, K, tokens):
             return super().multiplications(model, tokens) + squares
-        # Weights of values are formed in every mode, those of keys where the whole key is rotated.
+        # Weights of values are formed in every mode, those of keys where a key is one part.
         R_k, R_v = self.ranks
         keys = D * G * K * (1 + R_k / tokens)
-        if self.rope != "full":
+        if not self.has_whole_keys:
             keys = D * K + G * R_k * (D + K) + self.extra_multiplications(model) + squares
         return keys + D * G * K * (1 + R_v / tokens)
 

@@ -122,12 +122,13 @@ class LatentAttention(Attention):
                 rope_key_BTP = self.normed(self._rotated_for_all(rope_key_BTP, positions_BT))
         return LatentCache(latent_BTC, rope_key_BTP, norm_BGT, private_BTGR)
 
-    def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):
+    def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None, first_B1=0):
         q_BTHP = q_BTHR = rotation = private = None
         C = cache.latent_BSC.shape[-1]
         if self.rope == "full":
             up_key_CGK = gained(self._up_of("key"), self.key_gain)
             rotation = Rotation(angles, up_key_CGK, cache.inverse_norm_BGS)
+            query = self.turned_back(query, first_B1)
         else:
             q_BTHK, q_BTHP = query
             query, q_BTHR = self._lowered(q_BTHK)
@@ -138,8 +139,8 @@ class LatentAttention(Attention):
             private = Private(cache.private_BSGR, q_BTHR)
         mean_BTHX, lse_BTH = latent_decode(
             query, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, rotation, private,
-            lengths_of(positions_BT), scale=self.scale, pages_BN=pages_BN,
-            frequencies_J=self.frequencies,
+            lengths_of(positions_BT - first_B1), scale=self.scale, pages_BN=pages_BN,
+            window=self.config.window, frequencies_J=self.frequencies,
             impl=self.config.decode_kernel,
         )  # fmt: skip
         mean_BTHX = mean_BTHX.astype(query.dtype)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support import oracle, variants
 from support.random_heads import D, H, lrkv_heads
-from support.variants import ALL, FIVE, WIDTH, error, random_model, small
+from support.variants import ALL, FIVE, HYBRID, WIDTH, error, random_model, small
 
 from lrkv_jax.interop.fits import root
 from lrkv_jax.lab.analysis.activations import logit_grams, on_text, weighted
@@ -35,10 +35,10 @@ def similarity(layer, T=12, segments_BT=None):
     return normalized(np.asarray(grams_BHH, np.float64).sum(axis=0))
 
 
-@pytest.mark.parametrize("name", ["mla", "lrkv-shared-groups"])
-def test_logits_similarity_equals_the_equations(name):
+@pytest.mark.parametrize(("name", "window"), [("mla", None), ("lrkv-shared-groups", 4)])
+def test_logits_similarity_equals_the_equations(name, window):
     """In float64, pair by pair: each query's logits less their mean."""
-    config, T = small(ALL[name]), 12
+    config, T = small(ALL[name], window=window), 12
     layer = random_model(config).blocks[0].attention
     weights = {k: np.asarray(w, np.float64) for k, w in weights_of(layer).items()}
     x_BTD = np.random.default_rng(9).standard_normal((2, T, WIDTH))
@@ -50,7 +50,8 @@ def test_logits_similarity_equals_the_equations(name):
             for h in range(config.heads)
         ]
         for t, segment in enumerate(segments_T):
-            seen = [s for s in range(t + 1) if segments_T[s] == segment]
+            first = 0 if window is None else max(0, t + 1 - window)
+            seen = [s for s in range(first, t + 1) if segments_T[s] == segment]
             rows_HS = np.array([logits_TS[t, seen] for logits_TS in logits_HTS])
             rows_HS -= rows_HS.mean(axis=1, keepdims=True)
             grams_HH += rows_HS @ rows_HS.T
@@ -60,9 +61,13 @@ def test_logits_similarity_equals_the_equations(name):
 
 
 @pytest.mark.slow  # a model is compiled
-def test_text_is_met_as_attention_reads_it():
-    """Layer 0 reads the normed embedding, layer 1 what block 0 makes of it, in documents."""
-    config = small(FIVE["lrkv"], norm_gain=True)
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_text_is_met_as_attention_reads_it(hybrid):
+    """Layer 0 reads the normed embedding, layer 1 what block 0 makes of it, in documents.
+
+    Of a hybrid layers 1 and 3 are analyzed, which see all positions.
+    """
+    config = small(FIVE["lrkv"], norm_gain=True, **(HYBRID if hybrid else {}))
     model = random_model(config)
     batches = [variants.random_tokens(3, 9, seed=seed) for seed in (0, 1)]
     rows = BatchFormat(bos=5, separate_documents=True, restart_positions=True)
@@ -79,13 +84,15 @@ def test_text_is_met_as_attention_reads_it():
         x_BTD = np.asarray(model.embedding.table[...])[batch_BU[:, :-1]].astype(np.float64)
         x_BTD /= np.sqrt((x_BTD**2).mean(axis=-1, keepdims=True) + config.norm_eps)
         x_BTD = jnp.float32(x_BTD)
-        for at, block in enumerate(model.blocks):
+        for layer, block in enumerate(model.blocks):
             read_BTD = block.norm_attention(x_BTD)
-            logits[at] += logit_grams(
-                block.attention, read_BTD, jnp.asarray(positions_BT), jnp.asarray(segments_BT)
-            ).sum(axis=0)
-            read_ND = np.asarray(read_BTD, np.float64).reshape(-1, D)
-            totals[at] += read_ND.T @ read_ND
+            if not hybrid or layer % 2:
+                at = layer // 2 if hybrid else layer
+                logits[at] += logit_grams(
+                    block.attention, read_BTD, jnp.asarray(positions_BT), jnp.asarray(segments_BT)
+                ).sum(axis=0)
+                read_ND = np.asarray(read_BTD, np.float64).reshape(-1, D)
+                totals[at] += read_ND.T @ read_ND
             x_BTD = block(x_BTD, jnp.asarray(positions_BT), jnp.asarray(segments_BT))
     assert error(moments_LDD, totals / tokens) < 1e-5
     assert error(found.logits_LHH, logits) < 1e-5

@@ -22,6 +22,7 @@ def test_json_describes_the_run_and_every_variant():
     assert plan == {
         "name": "128m", "layers": 12, "width": 768, "heads": 6, "head_width": 128,
         "vocabulary": 50304, "context": 2048, "tokens": 100_000_000_000, "cache_dtype": "bfloat16",
+            "layers_pattern": None, "window": None,
     }  # fmt: skip
     assert list(variants) == VARIANTS
     # The choice changes no variant's figures.

@@ -64,9 +64,7 @@ def test_json_has_the_numbers_whole_and_by_seed(tmp_path):
 
 def test_variants_differ_without_their_colors():
     styles = [
-        variant_style(entry.name, mode)
-        for entry in variants().values()
-        for mode in entry.modes() or (None,)
+        variant_style(entry.name, mode) for entry in variants().values() for mode in entry.styles
     ]
     shapes = {(one.line, one.marker) for one in styles}
     assert len({one.color for one in styles}) == len(shapes) == len(styles)

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import pytest
 from support import hlo
 from support.marks import quick
-from support.variants import ALL, JOINT, small
+from support.variants import ALL, HYBRID, JOINT, small
 
 from lrkv_jax.config import ModelConfig, load_config
 from lrkv_jax.distributed.hardware import hardware
 from lrkv_jax.models.accounting import counts as accounting
-from lrkv_jax.models.accounting.serving import serving
+from lrkv_jax.models.accounting.serving import attention_flops, serving
 from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA
 from lrkv_jax.models.attention.cache import in_int8
 from lrkv_jax.models.transformer import (
@@ -22,6 +22,8 @@ from lrkv_jax.models.transformer import (
     parameters,
     with_parameters,
 )
+
+BFLOAT = jnp.dtype("bfloat16")
 
 
 def config_of(scale, variant, *overrides):
@@ -57,6 +59,40 @@ def test_counts_equal_the_model(name):
         in_bytes = model.model_copy(update={"kv_cache_dtype": "int8"})
         allocated = accounting.cache_allocated_bytes_per_token(in_bytes)
         assert allocated == model.layers * nbytes / (2 * 3)
+
+
+def test_counts_of_a_hybrid_are_sums_over_its_layers_and_its_windows_end():
+    model = small(ALL["lrkv-none-odd_rank"], **HYBRID)
+    windowed, everywhere = model.cycle
+    counts, params = accounting.parameter_counts(model), abstract_parameters(model)
+    attention = [block["attention"] for block in params["blocks"].values()]
+    assert counts.total == size(params) and counts.attention == size(attention)
+
+    def nbytes(tokens):
+        caches = jax.eval_shape(
+            lambda params: with_parameters(model, params).unstacked().init_cache(1, tokens, BFLOAT),
+            params,
+        )
+        return [
+            sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one)) for one in caches
+        ]
+
+    assert accounting.cache_allocated_bytes_per_token(model) == sum(nbytes(1))
+    for length in (3, 100):
+        near, all_of_it = nbytes(min(length, model.window))[0], nbytes(length)[1]
+        assert accounting.cache_allocated_bytes(model, length) == 2 * near + 2 * all_of_it
+        halves = [
+            attention_flops(kind).at(min(length, kind.window or length)) for kind in model.cycle
+        ]
+        assert attention_flops(model).at(length) == sum(halves) / 2
+        flops = [accounting.training_flops_per_token(kind, length) for kind in model.cycle]
+        assert accounting.training_flops_per_token(model, length) == sum(flops) / 2
+    # A token of a window of 5 pays for 5 pairs, whatever the context.
+    grows = [accounting.training_flops_per_token(windowed, context) for context in (5, 9)]
+    assert grows[0] == grows[1] < accounting.training_flops_per_token(everywhere, 9)
+    mha = accounting.with_mha(model)
+    assert accounting.cache_fraction(model) == (2 * 8 * 2 + 2 * 8 + 4 * 3 * 2) / (2 * 2 * 8 * 4)
+    assert {kind.attention for kind in mha.cycle} == {MHA()}
 
 
 # The paper's and the audit's figures. Counts to the precision they are printed in.

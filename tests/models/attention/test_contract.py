@@ -40,10 +40,16 @@ TOKENS_BT = random_tokens(len(PROMPTS), TOTAL)
 # Variants in models with all that pretrained ones have, and without QK-norm. GQA's norm is the one
 # that all queries and keys have; MLA and LRKV have others beside it.
 CHANGED = {
-    f"{n}-pretrained": (n, PRETRAINED) for n in ("gqa", "lrkv-full-groups", "mla-full-rank")
+    f"{n}-pretrained": (n, PRETRAINED)
+    for n in ("gqa", "lrkv-full-groups", "lrkv-none-groups", "mla-full-rank")
 } | {
     f"{n}-no_norm": (n, {"qk_norm": False})
     for n in ("gqa", "mla", "mla-full", *(f"lrkv-{mode}-odd_rank" for mode in MODES))
+}
+# Shorter and longer than a prompt; chunks of three tokens reach over its edge.
+CHANGED |= {
+    f"{n}-window": (n, {"window": 4})
+    for n in ("gqa", "mla", "mla-full-rank", *(f"lrkv-{mode}-groups" for mode in MODES))
 }
 
 
@@ -183,7 +189,8 @@ def test_causality_to_the_bit(name):
         changed_2TD = np.asarray(paths(layer, changed_TD, filled))
         np.testing.assert_array_equal(changed_2TD[:, :s], out_2TD[:, :s])
         sizes_2T = np.linalg.norm(changed_2TD - out_2TD, axis=-1)
-        assert (sizes_2T[:, s:] > 1e-4).all()
+        beyond = s + (layer.config.window or T)  # it sees no further back
+        assert (sizes_2T[:, s:beyond] > 1e-4).all() and not sizes_2T[:, beyond:].any()
 
 
 def test_live_cache_bytes_equal_the_formula(name):

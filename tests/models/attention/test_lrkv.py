@@ -101,6 +101,24 @@ def test_decoding_never_holds_a_heads_keys_or_values_for_the_whole_cache(entry):
     assert largest >= S * cached  # the latents themselves: the walk does see the cache
 
 
+def test_unrotated_it_decodes_by_the_papers_equations_as_they_are_printed():
+    """Equations 6 and 7 (arXiv 2601.11471) in float64, of one query and a cache of nine tokens."""
+    config = small(LRKV(rank=3, rope="none"), layers=1, qk_norm=False)
+    layer, rng = random_model(config).blocks[0].attention, np.random.default_rng(1)
+    x_BTD, K = np.float32(rng.standard_normal((1, 9, config.width))), config.head_width
+    _, cache = layer.decode(x_BTD, layer.init_cache(1, 9), np.zeros(1, int))
+    query, at_B1 = layer.queries(x_BTD[:, 8:], None), np.array([[8]])
+    out_HK = np.asarray(layer.attend_cached(query, cache, at_B1, None)[0])[0, 0]
+    cached = {name: np.float64(leaf)[0] for name, leaf in vars(cache).items() if leaf is not None}
+    up_key_HRK, up_value_HRK = np.float64(layer.key_up[...]), np.float64(layer.value_up[...])
+    for h, q_K in enumerate(np.float64(query[0])[0, 0]):
+        rk_SR, rv_SR = cached["rk_BSGR"][:, h, :3], cached["rv_BSGR"][:, h, :3]
+        logits_S = q_K @ cached["k_shared_BSK"].T + (q_K @ up_key_HRK[h].T) @ rk_SR.T
+        a_S = np.exp(logits_S / np.sqrt(K)) / np.exp(logits_S / np.sqrt(K)).sum()
+        printed_K = a_S @ cached["v_shared_BSK"] + (a_S @ rv_SR) @ up_value_HRK[h]
+        assert error(out_HK[h], printed_K) < 1e-6
+
+
 def test_with_the_joint_norm_it_is_deepseeks_attention_of_512_and_64():
     """Float32 against the absorbed equations in float64, of one latent with sparse factors."""
     config = small(LRKV(rank=16, **JOINT), layers=1, heads=14, head_width=64)

@@ -16,6 +16,7 @@ from lrkv_jax.lab.bench import clock, decode
 from lrkv_jax.lab.bench import train as train_bench
 from lrkv_jax.lab.bench.report import MEASURED
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, parameter_counts
+from lrkv_jax.models.attention import abstract_layer
 from lrkv_jax.models.transformer import abstract_parameters
 from lrkv_jax.training.loop import train
 
@@ -107,3 +108,9 @@ def test_a_kind_that_is_not_there_is_one_line(folder, kind, message):
     with pytest.raises(LrkvError, match=re.escape(message)) as error:
         load_config("tied.yaml", [f"variants.tied.kind={kind}"])
     assert "\n" not in str(error.value)
+
+
+def test_a_layer_that_knows_no_windows_is_refused_one(folder):
+    model = load_config("tied.yaml", ["model.window=8"]).model
+    with pytest.raises(LrkvError, match=r"window = 8, and \w+.attend_cached takes no first_B1"):
+        abstract_layer(model)

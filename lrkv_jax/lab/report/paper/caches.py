@@ -47,6 +47,7 @@ FORMS = {
     ("lrkv", "rope latent"): (
         r"$n_h\,(q^{m}\cdot P(s)\,k + (q B_h)^{m}\cdot P_R(s)\,r^k_h)$", r"$v + r^v_h B_h'^T$",
     ),
+    ("lrkv", "rope none"): (r"$n_h\,(q\cdot k + (q B_h)\cdot r^k_h)$", r"$v + r^v_h B_h'^T$"),
     ("lrkv", "rope latent, in 3 groups"): (
         r"$n_g\,(q^{m}\cdot P(s)\,k + (q B_g)^{m}\cdot P_R(s)\,r^k_g)$", r"$v + r^v_g B_g'^T$",
     ),
