@@ -27,7 +27,7 @@ class WideMHA(MHA):
 
     name: ClassVar[str] = "wide_mha"
     layer: ClassVar[str] = "WideAttention"
-    styles: ClassVar = {None: ("#000000", ":", "o")}
+    styles: ClassVar = {"full": ("#000000", ":", "o")}
     more: Positive = semantics("Coordinates of queries and keys beyond the head width.")
 
     @property

@@ -1,17 +1,21 @@
-"""The runs of the mechanism's first part and what is asked of them, named before any was made.
+"""The runs of each part and what is asked of them, named before any of a part was made.
 
-LRKV of rank K spans MHA's functions and keeps the whole of LRKV's gain (docs/results.md), so the
-gain is in how a factored projection trains. Two things are added to MHA there, a shared path and
-factors; the factorial has each alone, both and neither, Muon's matrix being a head's in all four.
+`factorial`: LRKV of rank K spans MHA's functions and keeps the whole of LRKV's gain
+(docs/results.md), so the gain is in how a factored projection trains. Two things are added to MHA
+there, a shared path and factors; the factorial has each alone, both and neither, Muon's matrix
+being a head's in all four.
 
-Value of a run: bits per byte of `test`, the mean over three kinds of text (`bits_per_byte`). Seeds
-are blocks, and one model of variant and seed takes all variants (`lrkv_jax.lab.report.comparison`).
-With a
-standard deviation of 0.0020 over seeds within a pair, six seeds find 0.005 with probability 0.92.
+`hybrids`: three layers of four see 128 positions of 1,024, and the fourth all. Does LRKV's gain
+stay when one layer in four has it, and what does its key lose without rotations?
+
+Value of a run: bits per byte of `test`, the mean over its kinds of text (`bits_per_byte`). Seeds
+are blocks, and one model of variant and seed takes all variants
+(`lrkv_jax.lab.report.comparison`). With a standard deviation of 0.0020 over seeds within a pair,
+six seeds find 0.005 with probability 0.92, five with 0.83.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import log
 
 # Each variant is trained at these rates, a quarter of its steps, two seeds that no later run has.
@@ -19,28 +23,65 @@ from math import log
 # same ratio is tried too, until it is neither.
 RATES = (0.01, 0.014, 0.02)
 RATE_SEEDS = (100, 101)
-STEPS, RATE_STEPS = 1953, 488
-SEEDS = (0, 1, 2, 3, 4, 5)
 
-VARIANTS = (
-    "mha", "per_head", "shared", "factored", "both", "doubled", "lrkv_full", "lrkv_latent", "mqa",
+
+@dataclass(frozen=True)
+class Part:
+    """Runs that are compared with one another.
+
+    config: a file beside this one. text: a folder that `text.py` made. runs: a file of results.
+    contrasts: weights of the variants' means; a negative value says that what stands first has the
+    lower loss. equal_within: margins of two one-sided tests of some of them.
+    """
+
+    config: str
+    text: str
+    runs: str
+    variants: tuple[str, ...]
+    seeds: tuple[int, ...]
+    contrasts: Mapping[str, Mapping[str, float]]
+    equal_within: Mapping[str, float] = field(default_factory=dict)
+    steps: int = 1953
+
+    @property
+    def rate_steps(self) -> int:
+        """Steps of the runs that find a variant's rate."""
+        return self.steps // 4
+
+
+FACTORIAL = Part(
+    config="mechanism.yaml", text="text", runs="runs.jsonl", seeds=(0, 1, 2, 3, 4, 5),
+    variants=(
+        "mha", "per_head", "shared", "factored", "both", "doubled", "lrkv_full", "lrkv_latent",
+        "mqa",
+    ),
+    contrasts={
+        "shared path": {"shared": 0.5, "both": 0.5, "per_head": -0.5, "factored": -0.5},
+        "factoring": {"factored": 0.5, "both": 0.5, "per_head": -0.5, "shared": -0.5},
+        "interaction": {"both": 1, "per_head": 1, "shared": -1, "factored": -1},
+        "both - per head": {"both": 1, "per_head": -1},
+        "LRKV-8 full - both": {"lrkv_full": 1, "both": -1},
+        "per head - MHA": {"per_head": 1, "mha": -1},
+        "rate doubled - per head": {"doubled": 1, "per_head": -1},
+        "LRKV-8 latent - LRKV-8 full": {"lrkv_latent": 1, "lrkv_full": -1},
+        # |latent - full| - |full - MHA|, if both are the improvements that earlier runs found.
+        "rotation - factorisation": {"lrkv_full": 2, "lrkv_latent": -1, "mha": -1},
+    },
+    equal_within={"LRKV-8 full - both": 0.003},  # does a rank of K / 4 lose nothing?
 )  # fmt: skip
-
-# Weights of the variants' means; a negative value says that what stands first has the lower loss.
-CONTRASTS: Mapping[str, Mapping[str, float]] = {
-    "shared path": {"shared": 0.5, "both": 0.5, "per_head": -0.5, "factored": -0.5},
-    "factoring": {"factored": 0.5, "both": 0.5, "per_head": -0.5, "shared": -0.5},
-    "interaction": {"both": 1, "per_head": 1, "shared": -1, "factored": -1},
-    "both - per head": {"both": 1, "per_head": -1},
-    "LRKV-8 full - both": {"lrkv_full": 1, "both": -1},
-    "per head - MHA": {"per_head": 1, "mha": -1},
-    "rate doubled - per head": {"doubled": 1, "per_head": -1},
-    "LRKV-8 latent - LRKV-8 full": {"lrkv_latent": 1, "lrkv_full": -1},
-    # |latent - full| - |full - MHA|, if both are the improvements that earlier runs found.
-    "rotation - factorisation": {"lrkv_full": 2, "lrkv_latent": -1, "mha": -1},
-}
-# Two one-sided tests at this margin: does a rank of K / 4 lose nothing?
-EQUAL_WITHIN = {"LRKV-8 full - both": 0.003}
+HYBRIDS = Part(
+    config="hybrids.yaml", text="long", runs="hybrids.jsonl", seeds=(0, 1, 2, 3, 4),
+    variants=("mha", "lrkv_full", "lrkv_latent", "lrkv_none", "mla_full"),
+    contrasts={
+        "LRKV-8 full - MHA": {"lrkv_full": 1, "mha": -1},
+        "LRKV-8 latent - MHA": {"lrkv_latent": 1, "mha": -1},
+        "LRKV-8 none - MHA": {"lrkv_none": 1, "mha": -1},
+        "MLA-32 full - MHA": {"mla_full": 1, "mha": -1},
+        "LRKV-8 none - LRKV-8 full": {"lrkv_none": 1, "lrkv_full": -1},
+    },
+    equal_within={"LRKV-8 none - LRKV-8 full": 0.003},  # are rotations worth nothing there?
+)  # fmt: skip
+PARTS = {"factorial": FACTORIAL, "hybrids": HYBRIDS}
 
 
 @dataclass(frozen=True)
@@ -65,18 +106,20 @@ def bits_per_byte(documents: Mapping[str, Sequence[Sequence[float]]]) -> float:
     return sum(kinds) / len(kinds)
 
 
-def planned(tuned: Mapping[tuple[str, float, int], float]) -> list[Planned]:
+def planned(part: Part, tuned: Mapping[tuple[str, float, int], float]) -> list[Planned]:
     """The runs that the design asks for next, in their order, from `tune`'s losses so far.
 
-    `tuned` is {(variant, rate, seed): bits per byte} of the runs of `RATE_STEPS`. First come all
+    `tuned` is {(variant, rate, seed): bits per byte} of the runs of `rate_steps`. First come all
     rates; when a variant's own rate is known, its runs follow, a seed of all variants at a time.
     """
     rates, chosen = [], {}
-    for variant in VARIANTS:
+    for variant in part.variants:
         tried = list(RATES)
         while True:
             runs = [
-                Planned(variant, rate, seed, RATE_STEPS) for rate in tried for seed in RATE_SEEDS
+                Planned(variant, rate, seed, part.rate_steps)
+                for rate in tried
+                for seed in RATE_SEEDS
             ]
             found = {
                 rate: [tuned.get((variant, rate, seed)) for seed in RATE_SEEDS] for rate in tried
@@ -89,10 +132,12 @@ def planned(tuned: Mapping[tuple[str, float, int], float]) -> list[Planned]:
                 break
             tried = _wider(tried, best)
         rates += runs
-    if len(chosen) < len(VARIANTS):
+    if len(chosen) < len(part.variants):
         return rates
     return rates + [
-        Planned(variant, chosen[variant], seed, STEPS) for seed in SEEDS for variant in VARIANTS
+        Planned(variant, chosen[variant], seed, part.steps)
+        for seed in part.seeds
+        for variant in part.variants
     ]
 
 

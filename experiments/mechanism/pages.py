@@ -56,14 +56,15 @@ def error_over_documents(weights: Mapping[str, float], found: list[dict]) -> flo
 
 def write(docs: Path, results: Path) -> None:
     """Write both tables into results.md, and contrasts.json into the results."""
-    kept = [r for r in runs.kept(results / "runs.jsonl") if r["steps"] == design.STEPS]
-    values: dict[str, dict[int, float]] = {name: {} for name in design.VARIANTS}
+    part = design.FACTORIAL
+    kept = [r for r in runs.kept(results / part.runs) if r["steps"] == part.steps]
+    values: dict[str, dict[int, float]] = {name: {} for name in part.variants}
     for run in kept:
         values[run["variant"]][run["seed"]] = design.bits_per_byte(run["documents"]["test"])
     rates = {run["variant"]: run["rate"] for run in kept}
-    over_mha = contrasts(values, [(name, "mha") for name in design.VARIANTS[1:]])
+    over_mha = contrasts(values, [(name, "mha") for name in part.variants[1:]])
     rows = []
-    for name in design.VARIANTS:
+    for name in part.variants:
         own, found = spread(list(values[name].values())), over_mha.get((name, "mha"))
         rows.append((
             f"`{name}`", MEANING[name], f"{rates[name]:g}", f"{own.n}",
@@ -74,17 +75,17 @@ def write(docs: Path, results: Path) -> None:
 
     heads = ("contrast", "difference, bits/byte", "over documents too", "verdict", "equal within")
     rows, numbers = [], {}
-    for name, found in combined(values, design.CONTRASTS).items():
-        documents = error_over_documents(design.CONTRASTS[name], kept)
+    for name, found in combined(values, part.contrasts).items():
+        documents = error_over_documents(part.contrasts[name], kept)
         both = replace(found, error=math.hypot(found.error, documents))
-        margin = design.EQUAL_WITHIN.get(name)
+        margin = part.equal_within.get(name)
         equal = found.equal_within(margin) if margin else None
         rows.append((
             name, found.with_interval(4), "{:+.4f} to {:+.4f}".format(*both.interval),
             found.in_words, f"{margin}: p = {equal:.2g}" if margin else "",
         ))  # fmt: skip
         numbers[name] = {
-            "weights": design.CONTRASTS[name], "difference": found.difference,
+            "weights": part.contrasts[name], "difference": found.difference,
             "error_over_seeds": found.error, "error_over_documents": documents,
             "degrees": found.degrees, "p_holm": found.p,
             "interval_over_seeds": found.interval, "interval_over_both": both.interval,

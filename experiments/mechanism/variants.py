@@ -32,7 +32,7 @@ class PerHead(MHA):
 
     name: ClassVar[str] = "mha_per_head"
     layer: ClassVar[str] = "PerHeadAttention"
-    styles: ClassVar = {None: ("#000000", "-.", "^")}
+    styles: ClassVar = {"full": ("#000000", "-.", "^")}
     shared: bool = semantics("Add one matrix that all heads share.", False)
     factored: bool = semantics(
         "Train a head's matrix as a product of two factors of rank K.", False

@@ -148,9 +148,10 @@ class Engine:
         self.pages = -(-(batch * each if pages is None else pages) // shards)  # of a shard
         if self.pages < each or windows < span:
             needed = shards * ((each + 1) * in_all + (span + bool(span)) * in_windows)
+            count, there = (each, self.pages) if self.pages < each else (span, windows)
             raise LrkvError(
-                f"a request of {length} tokens needs {needed:,} bytes of cache, {each + 1} pages "
-                f"on each of {shards} shards: give more than {max(self.pages, 0)} pages, or use a "
+                f"a request of {length} tokens needs {needed:,} bytes of cache, {count + 1} pages "
+                f"on each of {shards} shards: give more than {max(there, 0)} pages, or use a "
                 "shorter length"
             )
         self._window, self._window_pages, self._span = window, windows, span

@@ -9,7 +9,34 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lrkv_jax.config import load_config
+
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+def test_a_part_says_its_runs_and_asks_of_means_that_it_has(pages, monkeypatch):
+    """First all rates; an end of them asks for the next; then a seed of all variants at a time."""
+    design, runs = pages.design, pages.runs
+    monkeypatch.chdir(EXPERIMENTS.parent)
+    for part in design.PARTS.values():
+        configs = [
+            load_config(EXPERIMENTS / "mechanism" / part.config, [f"attention={variant}"])
+            for variant in part.variants
+        ]
+        assert {config.train.steps for config in configs} == {part.steps}
+        assert len({config.model.attention for config in configs}) == len(configs)
+        assert part.equal_within.keys() <= part.contrasts.keys()
+        for weights in part.contrasts.values():
+            assert sum(weights.values()) == 0 and weights.keys() <= set(part.variants)
+        made, best = [], {variant: 0.014 for variant in part.variants} | {"mha": 0.01}
+        while run := runs.next_run(part, made):
+            loss = abs(log(run.rate / best[run.variant]))
+            tune = {"a": [(log(2) * 100 * (2 + loss), 50, 100)]}
+            made.append({**vars(run), "documents": {"tune": tune}})
+        rates = [(r["rate"], r["seed"]) for r in made if r["steps"] < part.steps]
+        whole = [(r["variant"], r["rate"]) for r in made if r["steps"] == part.steps]
+        assert len(rates) == 6 * len(part.variants) + 2 and (0.0071, 101) in rates
+        assert whole == len(part.seeds) * [(v, best[v]) for v in part.variants]
 
 
 @pytest.fixture
@@ -20,13 +47,13 @@ def pages(monkeypatch):
         sys.modules.pop(name)
 
 
-def planted(design, rng):
+def planted(part, rng):
     """Runs whose loss is their variant's, their seed's and noise; documents differ in both."""
     sizes = {kind: rng.integers(200, 9000, 60) for kind in ("a", "b", "c")}
     harder = {kind: rng.normal(1, 0.3, 60) for kind in sizes}
-    helped = {(v, kind): rng.normal(0, 0.02, 60) for v in design.VARIANTS for kind in sizes}
-    for v, variant in enumerate(design.VARIANTS):
-        for seed in design.SEEDS:
+    helped = {(v, kind): rng.normal(0, 0.02, 60) for v in part.variants for kind in sizes}
+    for v, variant in enumerate(part.variants):
+        for seed in part.seeds:
             level = 2 + 0.01 * v + 0.05 * seed + rng.normal(0, 0.001)
             test = {
                 kind: [
@@ -37,14 +64,14 @@ def planted(design, rng):
                 ]
                 for kind in sizes
             }
-            yield {"variant": variant, "rate": 0.01, "seed": seed, "steps": design.STEPS,
+            yield {"variant": variant, "rate": 0.01, "seed": seed, "steps": part.steps,
                    "documents": {"test": test}}  # fmt: skip
 
 
 def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path):
-    design, rng = pages.design, np.random.default_rng(0)
-    kept = list(planted(design, rng))
-    short = {**kept[0], "steps": design.RATE_STEPS}  # of the rates: in no table
+    part, rng = pages.design.FACTORIAL, np.random.default_rng(0)
+    kept = list(planted(part, rng))
+    short = {**kept[0], "steps": part.rate_steps}  # of the rates: in no table
     lines = [json.dumps(run, default=int) for run in (*kept, short)]
     (tmp_path / "runs.jsonl").write_text("\n".join(lines))
     marks = "\n".join(f"<!-- {name} -->\n<!-- end of {name} -->" for name in
@@ -52,7 +79,7 @@ def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path
     (tmp_path / "results.md").write_text(marks)
     pages.write(tmp_path, tmp_path)
 
-    weights = design.CONTRASTS["both - per head"]
+    weights = part.contrasts["both - per head"]
     rows = {  # [seeds, kinds, documents, (nats, tokens, bytes)]
         name: np.array(
             [list(r["documents"]["test"].values()) for r in kept if r["variant"] == name]
@@ -74,7 +101,7 @@ def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path
     both, seeds = (np.ptp(one[f"interval_over_{over}"]) for over in ("both", "seeds"))
     error = np.hypot(one["error_over_seeds"], one["error_over_documents"])
     assert both / seeds == pytest.approx(error / one["error_over_seeds"])
-    assert set(found) == set(design.CONTRASTS)
+    assert set(found) == set(part.contrasts)
     page = (tmp_path / "results.md").read_text()
     assert f"{one['difference']:+.4f}" in page and "| `lrkv_latent` " in page
-    assert len(re.findall(r"0\.01 \| +6 \|", page)) == len(design.VARIANTS)
+    assert len(re.findall(r"0\.01 \| +6 \|", page)) == len(part.variants)
