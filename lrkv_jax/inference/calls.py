@@ -17,7 +17,7 @@ from lrkv_jax.inference import placement, programs
 from lrkv_jax.inference.pages import NULL, PAGE
 from lrkv_jax.inference.request import TokenLogprobs
 from lrkv_jax.inference.sampling import BIASES, BatchedSamplingParams, Sampling
-from lrkv_jax.inference.schedule import Scheduler, SchedulerOutput, Shape
+from lrkv_jax.inference.schedule import PageMove, Scheduler, SchedulerOutput, Shape
 from lrkv_jax.inference.slots import SlotState, StepInputs
 from lrkv_jax.models.transformer import Unstacked
 
@@ -30,10 +30,10 @@ MIN_PRODUCT_ROWS = 4
 class Calls:
     """A model, its pool of pages and its slots on the device, and the calls that are on their way.
 
-    slots, pages: of all shards, and of each, without the null page. window_pages: such of layers
-    with a window, of each shard. longest: pages of the longest sequence. prefill, score: shapes of
-    the programs that read, on each shard. steps: most of a call. draft_tokens: as for `Engine`;
-    `drafted` and `accepted` count proposed and right ones.
+    slots, pages: of all shards, and of each, without the null page. window_pages: those of layers
+    with a window, of each shard. longest, span: the most pages of a sequence, and window pages.
+    prefill, score: shapes of the programs that read, on each shard. steps: most of a call.
+    draft_tokens: as for `Engine`; `drafted` and `accepted` count proposed and right ones.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class Calls:
         pages: int,
         window_pages: int,
         longest: int,
+        span: int,
         prefill: Shape,
         score: Shape,
         steps: int,
@@ -60,10 +61,10 @@ class Calls:
         }  # fmt: skip
         self.drafted = self.accepted = 0
         self._batch, self._shards, self._each = slots, shards, longest
-        # Pages of a shard, the null page too, in layers of each kind.
-        self._rows = tuple(
-            1 + (pages if window is None else window_pages) for window in model.config.windows
-        )
+        # Of layers of each window: pages of a shard, the null page too, and most of a sequence.
+        windows = model.config.windows
+        self._rows = tuple(1 + (pages if w is None else window_pages) for w in windows)
+        self._moved = tuple(longest if w is None else span for w in windows)
         self.prefill, self.score = prefill, score
         self._most = max(MIN_PRODUCT_ROWS, prefill.rows * shards)
 
@@ -94,7 +95,7 @@ class Calls:
 
     def compile_swaps(self) -> None:
         """Compile what moves pages to the host and back."""
-        places = tuple(np.full(self._each, self._shards * rows, np.int32) for rows in self._rows)
+        places = self._places(PageMove(None, 0, [], []))
         content = jax.tree.map(np.asarray, self.run(programs.swap_out, self.cache(), places))
         self.pool = self.run(programs.swap_in, self.pool, places, content)
 
@@ -216,7 +217,7 @@ class Calls:
                 pages = sequence.pages
                 if window is not None:
                     pool = self._scheduler.pools[sequence.shard]
-                    pages = pool.windows_of(pages, sequence.behind)
+                    pages = pool.window_pages_of(pages, sequence.out_of_window)
                 table[place, : len(pages)] = pages
         return tables
 
@@ -236,11 +237,12 @@ class Calls:
         return StepInputs(pages_BN, end_B, scheduled_B, fresh_B, token_B, length_B, params)
 
     def _places(self, move):
-        """Pages counted over all shards, padded to those of the longest sequence: as `_tables`."""
+        """Pages counted over all shards, padded to the most of a sequence: as `_tables`."""
         found = []
-        for window, rows in zip(self.model.config.windows, self._rows, strict=True):
-            pages = move.pages if window is None else move.windows
-            places_N = np.full(self._each, self._shards * rows, np.int32)
+        kinds = zip(self.model.config.windows, self._rows, self._moved, strict=True)
+        for window, rows, most in kinds:
+            pages = move.pages if window is None else move.window_pages
+            places_N = np.full(most, self._shards * rows, np.int32)
             places_N[: len(pages)] = move.shard * rows + np.asarray(pages, np.int32)
             found.append(places_N)
         return tuple(found)

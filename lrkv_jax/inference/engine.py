@@ -130,31 +130,32 @@ class Engine:
         self.batch = batch = -(-batch // shards) * shards
         chunk = min(-(-prefill_chunk // PAGE) * PAGE, each * PAGE)
         self._extra = most_tokens(steps_per_call, draft_tokens) - steps_per_call
-        # Of layers with a window a sequence keeps what that has, and what two calls may write.
+        # In layers with a window a sequence keeps what that has, and what two calls may write.
         self._ahead = max(chunk, 2 * (steps_per_call + self._extra) + 1)
         span = 0 if window is None else min(each, (window + self._ahead) // PAGE + 2)
-        windows = batch // shards * span  # of a shard
-        in_all, in_windows = (
+        window_pages = batch // shards * span  # of a shard
+        of_page, of_window_page = (
             placement.page_bytes(placed, PAGE, kind) if kind in config.windows else 0
             for kind in (None, window or 0)
         )
         if cache_bytes is not None:
             of_shard = cache_bytes // shards
-            if in_windows:
-                rest = (of_shard - (each + 1) * in_all) // in_windows - 1
-                windows = rest if not in_all else max(min(rest, windows), 0)
-            if in_all:
-                pages = shards * ((of_shard - (windows + bool(span)) * in_windows) // in_all - 1)
+            if window is not None:
+                rest = (of_shard - (each + 1) * of_page) // of_window_page - 1
+                window_pages = max(min(rest, window_pages), 0) if of_page else rest
+                of_shard -= (window_pages + 1) * of_window_page
+            if of_page:
+                pages = shards * (of_shard // of_page - 1)
         self.pages = -(-(batch * each if pages is None else pages) // shards)  # of a shard
-        if self.pages < each or windows < span:
-            needed = shards * ((each + 1) * in_all + (span + bool(span)) * in_windows)
-            count, there = (each, self.pages) if self.pages < each else (span, windows)
+        if self.pages < each or window_pages < span:
+            needed = shards * ((each + 1) * of_page + (span + bool(span)) * of_window_page)
+            count, there = (each, self.pages) if self.pages < each else (span, window_pages)
             raise LrkvError(
                 f"a request of {length} tokens needs {needed:,} bytes of cache, {count + 1} pages "
                 f"on each of {shards} shards: give more than {max(there, 0)} pages, or use a "
                 "shorter length"
             )
-        self._window, self._window_pages, self._span = window, windows, span
+        self._window, self._window_pages, self._span = window, window_pages, span
         # One shape, so that a text's bits do not depend on how many others were read
         # with it.
         self._prefill = Shape(chunk // PAGE, PAGE)
@@ -163,8 +164,8 @@ class Engine:
         self._host_pages = batch * each if host_pages is None else host_pages
         self.calls = Calls(
             placed, self.mesh,
-            slots=batch, shards=shards, pages=self.pages, window_pages=windows, longest=each,
-            prefill=self._prefill, score=self._score, steps=steps_per_call,
+            slots=batch, shards=shards, pages=self.pages, window_pages=window_pages, longest=each,
+            span=span, prefill=self._prefill, score=self._score, steps=steps_per_call,
             draft_tokens=draft_tokens,
         )  # fmt: skip
         self.reset()
@@ -189,8 +190,8 @@ class Engine:
     def _empty(self):
         """The engine's pages, with nothing in them, and nothing on its way."""
         self.calls.reset()
-        windows = self._window, self._window_pages + 1, self._span
-        return [Pool(self.pages + 1, *windows) for _ in range(self._shards)]
+        of_windows = self._window, self._window_pages + 1, self._span
+        return [Pool(self.pages + 1, *of_windows) for _ in range(self._shards)]
 
     # Requests.
 

@@ -5,8 +5,8 @@ tokens all came from prompts is published under the digest of everything up to i
 prompt that begins with the same tokens shares it. Pages that nobody holds stay published until
 their room is needed, the end of a chain first.
 
-Layers with a window need the last pages of a sequence alone. Their entries are in pages of another
-array, of which each page here has one until all its holders have left it behind.
+Layers with a window read the last pages of a sequence alone. Their entries are in window pages, of
+which each page has one until it is out of the windows of all who hold it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,26 +40,26 @@ def digests(ids: Sequence[int]) -> list[Digest]:
     return found
 
 
-class _Windows:
-    """The pages of layers with a window: which page of the pool has which of them."""
+class _WindowPages:
+    """The window pages of a pool: which page has which of them, and how many hold it."""
 
     def __init__(self, window: int, pages: int, of: int):
         self.window = window
-        self.page = [NULL] * of  # of the pool's pages
+        self.page = [NULL] * of  # of each page of the pool
         self._holders = [0] * of
         self._unused = list(range(pages - 1, NULL, -1))
-        self._idle: dict[int, None] = {}  # pages of the pool whose window nobody holds
+        self._idle: dict[int, None] = {}  # pages whose window page nobody holds
 
     @property
     def free(self) -> int:
         return len(self._unused) + len(self._idle)
 
-    def behind(self, tokens: int) -> int:
-        """The first pages of a sequence that what follows `tokens` tokens does not see."""
+    def out_of_window(self, tokens: int) -> int:
+        """The first pages of a sequence that no token after `tokens` of them sees."""
         return max(0, tokens - self.window + 1) // PAGE
 
     def take(self, page: int) -> None:
-        """Give a page a window, which has one holder."""
+        """Give a page a window page, with one holder."""
         if not self._unused:
             self.drop(next(iter(self._idle)))
         self.page[page], self._holders[page] = self._unused.pop(), 1
@@ -68,8 +68,11 @@ class _Windows:
         self._holders[page] += 1
         self._idle.pop(page, None)
 
-    def leave(self, page: int, *, keep: bool) -> None:
-        """Take a holder; after the last one the window may be anybody's, or stays with `keep`."""
+    def release(self, page: int, *, keep: bool) -> None:
+        """Take a holder from a page's window page; after the last one it is free.
+
+        With `keep` it stays the page's until its room is needed.
+        """
         self._holders[page] -= 1
         if self._holders[page] == 0:
             self._idle[page] = None
@@ -77,7 +80,7 @@ class _Windows:
                 self.drop(page)
 
     def drop(self, page: int) -> None:
-        """Take an idle page its window, if it still has one."""
+        """Take the window page, if it has one, from a page for which nobody holds it."""
         if page in self._idle:
             del self._idle[page]
             self._unused.append(self.page[page])
@@ -88,7 +91,7 @@ class Pool:
     """The pages of one device's cache, or of one shard of the sequences: 1 to `pages` − 1.
 
     window, window_pages: of layers with a window, whose pages are 1 to `window_pages` − 1. span:
-    the most of them that a sequence usually holds.
+    the most of those that a sequence holds.
     """
 
     def __init__(self, pages: int, window: int | None = None, window_pages: int = 0, span: int = 0):
@@ -98,32 +101,32 @@ class Pool:
         self._pages: dict[bytes, int] = {}  # of a chain's digest
         self._published: dict[int, Digest] = {}
         self._idle: dict[int, None] = {}  # published and held by nobody, the next to go first
-        self._windows = None if window is None else _Windows(window, window_pages, pages)
+        self._window_pages = None if window is None else _WindowPages(window, window_pages, pages)
 
     @property
     def free(self) -> int:
-        """Pages that `take` can give, windows aside."""
+        """Pages that nobody holds."""
         return len(self._unused) + len(self._idle)
 
     @property
-    def takeable(self) -> int:
-        """Pages that `take` can give, with a window each."""
-        return min(self.free, self.free_windows)
+    def available(self) -> int:
+        """Pages that `take` can give, each with a window page if there are any."""
+        return min(self.free, self.free_window_pages)
 
     @property
-    def free_windows(self) -> int:
-        """Windows that `take` can give its pages; without any, as many as pages."""
-        return self.free if self._windows is None else self._windows.free
+    def free_window_pages(self) -> int:
+        """Window pages that nobody holds; as many as pages where there are none."""
+        return self.free if self._window_pages is None else self._window_pages.free
 
-    def behind(self, tokens: int) -> int:
-        """The first pages of a sequence whose windows what follows `tokens` does not need."""
-        return 0 if self._windows is None else self._windows.behind(tokens)
+    def out_of_window(self, tokens: int) -> int:
+        """The first pages of a sequence that no window reaches after `tokens` tokens."""
+        return 0 if self._window_pages is None else self._window_pages.out_of_window(tokens)
 
-    def windows_of(self, pages: Sequence[int], behind: int = 0) -> list[int]:
-        """The windows of a sequence's pages; NULL for those that it left behind."""
-        if self._windows is None:
+    def window_pages_of(self, pages: Sequence[int], released: int = 0) -> list[int]:
+        """The window pages of a sequence's pages; NULL for the first ones, which it released."""
+        if self._window_pages is None:
             return []
-        return [NULL] * behind + [self._windows.page[page] for page in pages[behind:]]
+        return [NULL] * released + [self._window_pages.page[page] for page in pages[released:]]
 
     def holders(self, page: int) -> int:
         """How many sequences have the page in their tables."""
@@ -137,26 +140,26 @@ class Pool:
             if page == NULL or self._published[page].ids != digest.ids:
                 break
             found.append(page)
-        if self._windows is not None:
-            there = [window != NULL for window in self.windows_of(found)]
-            while not all(there[self.behind(len(found) * PAGE) : len(found)]):
+        if self._window_pages is not None:
+            there = [page != NULL for page in self.window_pages_of(found)]
+            while not all(there[self.out_of_window(len(found) * PAGE) : len(found)]):
                 found.pop()
         return found
 
     def hold(self, pages: Sequence[int]) -> int:
-        """Add a holder to each of some published pages; how many are left behind at once."""
-        behind = self.behind(len(pages) * PAGE)
+        """Add a holder to each of some published pages; how many are out of the window at once."""
+        released = self.out_of_window(len(pages) * PAGE)
         for place, page in enumerate(pages):
             self._holders[page] += 1
             self._idle.pop(page, None)
-            if self._windows is not None and place >= behind:
-                self._windows.hold(page)
-        return behind
+            if self._window_pages is not None and place >= released:
+                self._window_pages.hold(page)
+        return released
 
-    def take(self, count: int, behind: int = 0) -> list[int]:
+    def take(self, count: int, released: int = 0) -> list[int]:
         """Take `count` of the `free` pages, which nobody holds or finds; each gets one holder.
 
-        All but the first `behind` get a window.
+        All but the first `released` get a window page.
         """
         taken = []
         for place in range(count):
@@ -165,26 +168,26 @@ class Pool:
             else:
                 page = next(iter(self._idle))
                 del self._idle[page], self._pages[self._published.pop(page).chain]
-                if self._windows is not None:
-                    self._windows.drop(page)
+                if self._window_pages is not None:
+                    self._window_pages.drop(page)
             self._holders[page] = 1
-            if self._windows is not None and place >= behind:
-                self._windows.take(page)
+            if self._window_pages is not None and place >= released:
+                self._window_pages.take(page)
             taken.append(page)
         return taken
 
-    def leave(self, pages: Iterable[int]) -> None:
-        """Take a holder from the windows of some pages, which a sequence has left behind."""
+    def release_window_pages(self, pages: Iterable[int]) -> None:
+        """Take a holder from the window pages of some pages of a sequence."""
         for page in pages:
-            if self._windows is not None:
-                self._windows.leave(page, keep=page in self._published)
+            if self._window_pages is not None:
+                self._window_pages.release(page, keep=page in self._published)
 
-    def give_back(self, pages: Sequence[int], behind: int = 0) -> None:
+    def give_back(self, pages: Sequence[int], released: int = 0) -> None:
         """Take a holder from each page of a sequence, which lists them in its order.
 
-        It has left the windows of the first `behind` of them.
+        The window pages of the first `released` are not the sequence's any more.
         """
-        self.leave(reversed(pages[behind:]))
+        self.release_window_pages(reversed(pages[released:]))
         for page in reversed(pages):
             self._holders[page] -= 1
             if self._holders[page] == 0:

@@ -109,7 +109,7 @@ class Sequence:
     shard: int | None = None
     slot: int | None = None
     pages: list[int] = field(default_factory=list)
-    behind: int = 0  # of `pages`, the first whose windows it has left (`pages.Pool`)
+    out_of_window: int = 0  # the first of `pages`, whose window pages were released
     digests: list[Digest] = field(default_factory=list)  # of the prompt's pages
     cached: int = 0  # tokens whose keys and values are in the pages
     steps_in_flight: int = 0  # steps that were started and not read

@@ -56,13 +56,13 @@ class PrefillChunk(NamedTuple):
 class PageMove(NamedTuple):
     """Pages of a shard whose content goes to `sequence.swapped`, or comes from there.
 
-    `windows` are theirs, if layers have some, but for the first ones, which were left `behind`.
+    `window_pages` are theirs, if layers have windows, without those that were released.
     """
 
     sequence: Sequence
     shard: int
     pages: list[int]
-    windows: list[int]
+    window_pages: list[int]
 
 
 @dataclass
@@ -149,7 +149,7 @@ class Scheduler:
             del sequence.tokens[retain:]
             # The last one is read again, with what is appended: its next is chosen then.
             sequence.cached = min(sequence.cached, retain - 1)
-            if sequence.behind and self._behind(sequence) < sequence.behind:
+            if sequence.out_of_window and self._out_of_window(sequence) < sequence.out_of_window:
                 self._drop(sequence)
             self._retained.append(sequence)
         else:
@@ -277,13 +277,13 @@ class Scheduler:
             others = [r for r in self._slots if r and r.shard == shard]
             needed += sum(max(0, _pages(self._expected_of(r)) - len(r.pages)) for r in others)
             taken = sum(pool.holders(page) == 0 for page in shared)
-            windows = sum(self._windows_needed(r, pool) for r in (sequence, *others))
-            while (needed > pool.free - taken or windows > pool.free_windows) and (
+            in_windows = sum(self._window_pages_needed(r, pool) for r in (sequence, *others))
+            while (needed > pool.free - taken or in_windows > pool.free_window_pages) and (
                 retained := self._retained_in(shard, sequence)
             ):
                 self._swap_out(retained[0], plan)
             room = pool.free - taken
-            if (needed <= room and windows <= pool.free_windows) or not others:
+            if (needed <= room and in_windows <= pool.free_window_pages) or not others:
                 fits.append((len(shared), room, slot, shared))
         return max(fits, key=lambda fit: fit[:2])[2:] if fits else None
 
@@ -298,12 +298,12 @@ class Scheduler:
         self._slots[slot], sequence.slot, sequence.shard = sequence, slot, self._shard(slot)
         pool = self.pools[sequence.shard]
         if sequence.swapped_pages:
-            sequence.pages = pool.take(sequence.swapped_pages, sequence.behind)
+            sequence.pages = pool.take(sequence.swapped_pages, sequence.out_of_window)
             plan.swap_in.append(self._move(sequence))
             self._host_pages += sequence.swapped_pages
             sequence.swapped_pages = 0
         elif shared:
-            sequence.behind = pool.hold(shared)
+            sequence.out_of_window = pool.hold(shared)
             sequence.pages, sequence.cached = shared, len(shared) * PAGE
             sequence.result.cached_tokens = sequence.cached
         if (
@@ -324,18 +324,18 @@ class Scheduler:
 
     def _drop(self, sequence):
         if sequence.pages:
-            self.pools[sequence.shard].give_back(sequence.pages, sequence.behind)
+            self.pools[sequence.shard].give_back(sequence.pages, sequence.out_of_window)
         self._host_pages += sequence.swapped_pages
         sequence.pages, sequence.swapped_pages, sequence.swapped, sequence.cached = [], 0, None, 0
-        sequence.behind = 0
+        sequence.out_of_window = 0
 
     # Pages.
 
     def _allocate(self, sequence, tokens, plan):
         """Whether a sequence has pages for so many tokens now; younger ones may be preempted."""
         pool, needed = self.pools[sequence.shard], _pages(tokens) - len(sequence.pages)
-        self._leave_behind(sequence)
-        while needed > pool.takeable:
+        self._release_window_pages(sequence)
+        while needed > pool.available:
             retained = self._retained_in(sequence.shard, sequence)
             running = [r for r in self.running if r.shard == sequence.shard]
             victim = retained[0] if retained else running[-1]
@@ -345,8 +345,8 @@ class Scheduler:
         sequence.pages += pool.take(max(0, needed))
         return True
 
-    def _behind(self, sequence):
-        """The first pages whose windows the sequence does not need any more.
+    def _out_of_window(self, sequence):
+        """The first pages that no window of the sequence reaches any more.
 
         Nor does a call that is on its way: each reads on from tokens that are cached. Each of
         several continuations begins at the prompt's end.
@@ -354,23 +354,23 @@ class Scheduler:
         read, scored = sequence.cached, sequence.scored
         if sequence.phase is Phase.SCORING and len(sequence.request.continuations) == 1:
             read = len(sequence.tokens) - 1 + scored * self._score.positions
-        return min(self.pools[sequence.shard].behind(read), len(sequence.pages))
+        return min(self.pools[sequence.shard].out_of_window(read), len(sequence.pages))
 
-    def _leave_behind(self, sequence):
-        behind = self._behind(sequence)
-        self.pools[sequence.shard].leave(sequence.pages[sequence.behind : behind])
-        sequence.behind = max(sequence.behind, behind)
+    def _release_window_pages(self, sequence):
+        count, pool = self._out_of_window(sequence), self.pools[sequence.shard]
+        pool.release_window_pages(sequence.pages[sequence.out_of_window : count])
+        sequence.out_of_window = max(sequence.out_of_window, count)
 
     def _move(self, sequence):
-        pages, behind = list(sequence.pages), sequence.behind
-        windows = self.pools[sequence.shard].windows_of(pages, behind)
-        return PageMove(sequence, sequence.shard, pages, windows[behind:])
+        pages, released = list(sequence.pages), sequence.out_of_window
+        window_pages = self.pools[sequence.shard].window_pages_of(pages, released)
+        return PageMove(sequence, sequence.shard, pages, window_pages[released:])
 
     def _swap_out(self, sequence, plan):
         """Take a sequence's pages, and its slot if it has one; their content goes to the host."""
         if sequence.phase is Phase.DECODING:
             sequence.cached = len(sequence.tokens) - 1
-        self._leave_behind(sequence)
+        self._release_window_pages(sequence)
         pages = sequence.pages
         returning = [move for move in plan.swap_in if move.sequence is sequence]
         if returning:  # it came in just now: the host still has its copies
@@ -383,11 +383,11 @@ class Scheduler:
             pages = []
         self._host_pages -= len(pages)
         sequence.swapped_pages = len(pages)
-        self.pools[sequence.shard].give_back(sequence.pages, sequence.behind)
+        self.pools[sequence.shard].give_back(sequence.pages, sequence.out_of_window)
         sequence.pages = []
         if not pages:
             self.recomputed_tokens += sequence.cached
-            sequence.cached = sequence.behind = 0
+            sequence.cached = sequence.out_of_window = 0
         if sequence.slot is not None:
             self._leave_slot(sequence)
             sequence.result.preemptions += 1
@@ -406,9 +406,12 @@ class Scheduler:
             new = round(self._expected * new)
         return len(sequence.tokens) + max(new, *map(len, sequence.request.continuations), 1)
 
-    def _windows_needed(self, sequence, pool):
-        most = min(pool.span, _pages(self._expected_of(sequence)))
-        return max(0, most - len(sequence.pages) + sequence.behind)
+    def _window_pages_needed(self, sequence, pool):
+        """Window pages that a sequence will probably take in addition to those that it holds."""
+        released = sequence.out_of_window
+        pages = max(_pages(self._expected_of(sequence)), sequence.swapped_pages)
+        held = max(0, len(sequence.pages) - released)  # none while they are on the host
+        return max(0, min(pool.span, pages - released) - held)
 
     def _shard(self, slot):
         return slot * len(self.pools) // len(self._slots)

@@ -49,18 +49,18 @@ class Played:
     def read(self, sequence, length):
         pages = self.pages[sequence.shard, sequence.pages]
         tokens = pages.reshape(-1)[:length].tolist()
-        if windows := self.windows_of(sequence):
-            first = max(0, length - self.pools[0]._windows.window)
+        if windows := self.window_pages_of(sequence):
+            first = max(0, length - self.pools[0]._window_pages.window)
             assert NULL not in windows[first // PAGE : -(-length // PAGE)]
             near = self.windows[sequence.shard, windows].reshape(-1)[first:length]
             assert near.tolist() == tokens[first:]
         return tokens
 
-    def windows_of(self, sequence):
-        return self.pools[sequence.shard].windows_of(sequence.pages, sequence.behind)
+    def window_pages_of(self, sequence):
+        return self.pools[sequence.shard].window_pages_of(sequence.pages, sequence.out_of_window)
 
     def write(self, sequence, start, tokens):
-        windows = self.windows_of(sequence)
+        windows = self.window_pages_of(sequence)
         for place, token in enumerate(tokens, start):
             page = sequence.pages[place // PAGE]
             assert page != NULL
@@ -168,8 +168,8 @@ class World:
             assert holders == pool._holders, "each holder is a table's entry"
             held = sum(count > 0 for count in holders)
             assert pool.free == len(holders) - 1 - held
-            if windows := pool._windows:
-                own = [p for r in self.all if r.shard == shard for p in r.pages[r.behind :]]
+            if windows := pool._window_pages:
+                own = [p for r in self.all if r.shard == shard for p in r.pages[r.out_of_window :]]
                 assert windows._holders == [own.count(page) for page in range(len(holders))]
                 there = [page for page in windows.page if page != NULL]
                 assert len(set(there)) == len(there) and windows.free == pool.span - len(set(own))
@@ -199,7 +199,7 @@ def prompt_of(family, length):
     return [1 + (family * 7 + place * place) % 19 for place in range(length)]
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=500, deadline=None, derandomize=True)
 @given(
     st.lists(ASKED, min_size=3, max_size=9),
     st.integers(1, 2).flatmap(lambda d: st.tuples(st.just(d), st.integers(2, 3))),
@@ -240,7 +240,7 @@ def test_every_request_ends_with_its_own_text_and_gives_everything_back(
         for _ in range(calls):
             world.advance()
         if not sequence.done:
-            # Not all of an answer is kept: it goes on from before what it left behind.
+            # Not all of an answer is kept: it goes on from before its last window.
             kept = max(len(sequence.request.prompt), len(sequence.tokens) - 20)
             retain = sequence.request.retain and kept
             world.scheduler.finish(sequence, "cancelled", retain=retain)
@@ -276,4 +276,4 @@ def test_every_request_ends_with_its_own_text_and_gives_everything_back(
             world.scheduler.finish(sequence, "done")
     world.check()
     assert all(pool.free == pages - 1 for pool in world.pools)
-    assert all(pool.free_windows == (pool.span or pages - 1) for pool in world.pools)
+    assert all(pool.free_window_pages == (pool.span or pages - 1) for pool in world.pools)

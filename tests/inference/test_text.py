@@ -53,7 +53,7 @@ def test_windows_decode_as_the_forward_at_32768_positions_and_their_old_pages_ar
     pool, held = engine.scheduler.pools[0], []
     while not request.done:
         engine.advance()
-        held.append(len(request.pages) - request.behind)
+        held.append(len(request.pages) - request.out_of_window)
     # Pages of a window, and of 1,024 tokens that are read at once; and the null page.
     assert max(held) <= 22 and held[-1] == 5
     assert [len(jax.tree.leaves(cache)[0]) for cache in engine.calls.cache()] == [23, 513]
