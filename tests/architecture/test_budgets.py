@@ -22,11 +22,11 @@ PLAN = {
 BUDGET = {
     "config": 1773, "models": 3342, "kernels": 3064, "optim": 468, "distributed": 1490,
     "training": 3006, "data": 3309, "inference": 3280, "serving": 1918, "evaluation": 1537,
-    "interop": 2252, "cli": 1702, "lab": 8187, "": 231,
+    "interop": 2252, "cli": 1702, "lab": 8193, "": 231,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_386, 3_373, 800
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_391, 3_373, 800
 
 
 def lines_of(path):

@@ -163,6 +163,12 @@ def run(settings: DecodeBenchmark, progress: report.Progress = report.silent) ->
         }
         for scale in settings.scales
     }
+    for model in (one for of_scale in models.values() for one in of_scale.values()):
+        if model.main_kind.window is not None:
+            raise LrkvError(
+                f"model.window = {model.window}: a layer reads so many tokens at every length, use "
+                f"--length {model.window} without it"
+            )
     copy_bytes = COPY_BYTES.get(jax.default_backend(), COPY_BYTES["cpu"])
     copies = clock.copy_bandwidth(copy_bytes)
     rows: list[DecodeTiming] = []

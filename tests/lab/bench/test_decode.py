@@ -150,3 +150,8 @@ def test_bad_questions_are_one_line(capsys, monkeypatch, arguments, message):
     code, _, err = lrkv(capsys, monkeypatch, "bench", *arguments.split())
     assert code == 2
     assert err.count("\n") == 1 and err.startswith("lrkv: ") and message in err
+
+
+def test_a_model_of_windows_alone_is_refused():
+    with pytest.raises(LrkvError, match="model.window = 8: a layer reads so many tokens at every"):
+        run(replace(ALONE, overrides=("model.window=8",)))
