@@ -18,7 +18,7 @@ from lrkv_jax.distributed import start
 def make(**order):
     engine = engine_of(**order)
     calls = engine.calls
-    each = calls.chunk_arrays(calls.prefill, {})[3].shape[1]
+    each = calls.chunk_arrays(calls.prefill, {})[3][0].shape[1]
 
     def traced(rows, positions, states):
         """The products of reading, and of the logits of as many states."""
@@ -28,7 +28,8 @@ def make(**order):
             return model.logits(x_FTD.reshape(-1, 1, x_FTD.shape[-1])[:states]), pool
 
         tokens_FT, start_F = np.zeros((rows, positions), np.int32), np.zeros(rows, np.int32)
-        arrays = tokens_FT, start_F, np.zeros((rows, each), np.int32)
+        tables = tuple(np.zeros((rows, each), np.int32) for _ in engine.config.windows)
+        arrays = tokens_FT, start_F, tables
         with jax.set_mesh(engine.mesh):
             traced = jax.make_jaxpr(program)(calls.model, calls.cache(), *arrays)
         return Products(traced.jaxpr, apart=True)
