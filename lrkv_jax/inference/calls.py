@@ -95,7 +95,7 @@ class Calls:
 
     def compile_swaps(self) -> None:
         """Compile what moves pages to the host and back."""
-        places = self._places(PageMove(None, 0, [], []))
+        places = self._places(PageMove(None, 0, [], [], 0))
         content = jax.tree.map(np.asarray, self.run(programs.swap_out, self.cache(), places))
         self.pool = self.run(programs.swap_in, self.pool, places, content)
 

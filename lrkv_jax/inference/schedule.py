@@ -56,13 +56,14 @@ class PrefillChunk(NamedTuple):
 class PageMove(NamedTuple):
     """Pages of a shard whose content goes to `sequence.swapped`, or comes from there.
 
-    `window_pages` are theirs, if layers have windows, without those that were released.
+    `window_pages` are theirs, if layers have windows, but for the first ones, `released` before.
     """
 
     sequence: Sequence
     shard: int
     pages: list[int]
     window_pages: list[int]
+    released: int
 
 
 @dataclass
@@ -364,7 +365,7 @@ class Scheduler:
     def _move(self, sequence):
         pages, released = list(sequence.pages), sequence.out_of_window
         window_pages = self.pools[sequence.shard].window_pages_of(pages, released)
-        return PageMove(sequence, sequence.shard, pages, window_pages[released:])
+        return PageMove(sequence, sequence.shard, pages, window_pages[released:], released)
 
     def _swap_out(self, sequence, plan):
         """Take a sequence's pages, and its slot if it has one; their content goes to the host."""
@@ -385,6 +386,8 @@ class Scheduler:
         sequence.swapped_pages = len(pages)
         self.pools[sequence.shard].give_back(sequence.pages, sequence.out_of_window)
         sequence.pages = []
+        if returning:  # what was released since is on the host too
+            sequence.out_of_window = returning[0].released
         if not pages:
             self.recomputed_tokens += sequence.cached
             sequence.cached = sequence.out_of_window = 0

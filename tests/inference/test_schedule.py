@@ -8,7 +8,7 @@ too early, or a token that was never written changes a text.
 from collections import deque
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lrkv_jax.inference.pages import NULL, PAGE, Pool
@@ -70,13 +70,12 @@ class Played:
                 self.windows[sequence.shard, windows[place // PAGE], place % PAGE] = token
 
     def do(self, plan):
+        arrays = self.pages, self.windows
         for sequence, shard, *of in plan.swap_out:
-            arrays = self.pages[shard], self.windows[shard]
-            sequence.swapped = [array[at] for array, at in zip(arrays, of, strict=False)]
+            sequence.swapped = [array[shard, at] for array, at in zip(arrays, of, strict=False)]
         for sequence, shard, *of in plan.swap_in:
-            arrays = self.pages[shard], self.windows[shard]
             for array, at, content in zip(arrays, of, sequence.swapped, strict=False):
-                array[at] = content
+                array[shard, at] = content
             sequence.swapped = None
         answers = []
         written = {}  # who writes to a page in this call: nobody else does
@@ -199,6 +198,13 @@ def prompt_of(family, length):
     return [1 + (family * 7 + place * place) % 19 for place in range(length)]
 
 
+# One comes back, is preempted in the same call, and has tokens that were read in between.
+RETURNING = [
+    {"prompt": (0, 46), "new": new, "kind": "text", "priority": 0, "wait": wait, "cancel": None}
+    for new, wait in ((84, 2), (84, 2), (38, 0))
+]
+
+
 @settings(max_examples=500, deadline=None, derandomize=True)
 @given(
     st.lists(ASKED, min_size=3, max_size=9),
@@ -209,6 +215,7 @@ def prompt_of(family, length):
     st.sampled_from([0, 13]),
     st.sampled_from([None, None, 5, 70]),
 )
+@example(RETURNING, (2, 2), 5, 100, 0.0, 13, 5)
 def test_every_request_ends_with_its_own_text_and_gives_everything_back(
     asked, sizes, pages, host_pages, expected, more, window
 ):
