@@ -62,7 +62,7 @@ class Calls:
         self.drafted = self.accepted = 0
         self._batch, self._shards, self._each = slots, shards, longest
         # Of layers of each window: pages of a shard, the null page too, and most of a sequence.
-        windows = model.config.windows
+        self._windows = windows = model.config.windows
         self._rows = tuple(1 + (pages if w is None else window_pages) for w in windows)
         self._moved = tuple(longest if w is None else span for w in windows)
         self.prefill, self.score = prefill, score
@@ -85,11 +85,9 @@ class Calls:
 
     def cache_bytes_per_token(self) -> float:
         """Bytes of one token in all layers, from the live buffers."""
-        windows = self.model.config.windows
         return sum(
-            leaf.nbytes
-            / (PAGE * self._shards * self._rows[windows.index(block.attention.config.window)])
-            for block, cache in zip(self.model.blocks, self.cache(), strict=True)
+            leaf.nbytes / (PAGE * self._shards * rows)
+            for rows, cache in zip(self.model.by_layer(self._rows), self.cache(), strict=True)
             for leaf in jax.tree.leaves(cache)
         )
 
@@ -213,7 +211,7 @@ class Calls:
         """The page tables of sequences by row, one for the layers of each window."""
         tables = tuple(np.full((rows, self._each), NULL, np.int32) for _ in self._rows)
         for place, sequence in sequences.items():
-            for window, table in zip(self.model.config.windows, tables, strict=True):
+            for window, table in zip(self._windows, tables, strict=True):
                 pages = sequence.pages
                 if window is not None:
                     pool = self._scheduler.pools[sequence.shard]
@@ -239,7 +237,7 @@ class Calls:
     def _places(self, move):
         """Pages counted over all shards, padded to the most of a sequence: as `_tables`."""
         found = []
-        kinds = zip(self.model.config.windows, self._rows, self._moved, strict=True)
+        kinds = zip(self._windows, self._rows, self._moved, strict=True)
         for window, rows, most in kinds:
             pages = move.pages if window is None else move.window_pages
             places_N = np.full(most, self._shards * rows, np.int32)

@@ -131,10 +131,8 @@ def new_cache(
 
     `batches` has the pages for each of the config's `windows`.
     """
-    dtype, windows = resolve_dtype(model.config.dtype), model.config.windows
-    caches = []
-    for block in model.blocks:
-        batch = batches[windows.index(block.attention.config.window)]
+    dtype, caches = resolve_dtype(model.config.dtype), []
+    for block, batch in zip(model.blocks, model.by_layer(batches), strict=True):
         if mesh is None:
             caches.append(block.attention.init_cache(batch, length))
             continue

@@ -221,7 +221,7 @@ def swap_out(model, pool, places):
     return _replicated(
         [
             jax.tree.map(lambda pages, at=at: pages.at[at].get(mode="clip"), cache)
-            for cache, at in zip(pool, _of_layers(model, places), strict=True)
+            for cache, at in zip(pool, model.by_layer(places), strict=True)
         ]
     )
 
@@ -230,18 +230,13 @@ def swap_out(model, pool, places):
 def swap_in(model, pool, places, content):
     """The pool with these pages' content, as `swap_out` gave it; pages past the last stay out."""
     new = []
-    layers = zip(model.blocks, pool, _of_layers(model, places), content, strict=True)
+    layers = zip(model.blocks, pool, model.by_layer(places), content, strict=True)
     for block, cache, at, some in layers:
         cache = jax.tree.map(
             lambda pages, own, at=at: pages.at[at].set(own, mode="drop"), cache, some
         )
         new.append(on_mesh.constrain_cache(block.attention, cache))
     return new
-
-
-def _of_layers(model, places):
-    windows = model.config.windows
-    return [places[windows.index(block.attention.config.window)] for block in model.blocks]
 
 
 def _replicated(arrays):

@@ -7,6 +7,7 @@ B batch  T positions  D model width  V vocabulary  L layers
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -66,11 +67,8 @@ def _in_order(blocks: Block | Cycle) -> list[Block]:
 
 def main_layers(config: ModelConfig) -> list[int]:
     """The layers that have `attention`: all, or those of kind G."""
-    return [
-        layer
-        for layer in range(config.layers)
-        if config.cycle[layer % len(config.cycle)] == config.main_kind
-    ]
+    kinds, main = config.cycles * config.cycle, config.main_kind
+    return [layer for layer, kind in enumerate(kinds) if kind.window == main.window]
 
 
 class Transformer(nnx.Module):
@@ -195,6 +193,11 @@ class Unstacked(Transformer):
             x_BTD = block(x_BTD, *places)
         return x_BTD
 
+    def by_layer(self, of_windows: Sequence[Any]) -> list[Any]:
+        """For each layer what its window has, of one thing for each of the config's `windows`."""
+        found = dict(zip(self.config.windows, of_windows, strict=True))
+        return [found[block.attention.config.window] for block in self.blocks]
+
     def init_cache(self, batch: int, length: int, dtype: jnp.dtype | None = None) -> list[Cache]:
         """An empty cache a layer, for `batch` sequences of up to `length` tokens.
 
@@ -216,10 +219,9 @@ class Unstacked(Transformer):
         """
         chex.assert_rank([tokens_BT, lengths_B], [2, 1])
         x_BTD, new = self.embed(tokens_BT), []
-        for block, layer_cache in zip(self.blocks, cache, strict=True):
-            pages = pages_BN
-            if isinstance(pages_BN, tuple):
-                pages = pages_BN[self.config.windows.index(block.attention.config.window)]
+        windows = len(self.config.windows)
+        tables = self.by_layer(pages_BN if isinstance(pages_BN, tuple) else [pages_BN] * windows)
+        for block, layer_cache, pages in zip(self.blocks, cache, tables, strict=True):
             x_BTD, layer_cache = block.decode(x_BTD, layer_cache, lengths_B, pages)
             new.append(layer_cache)
         return self.norm(x_BTD), new

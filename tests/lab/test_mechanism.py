@@ -14,22 +14,18 @@ from lrkv_jax.config import load_config
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
-def test_a_part_says_its_runs_and_asks_of_means_that_it_has(pages, monkeypatch):
+def test_a_part_says_its_runs_and_asks_of_means_that_it_has(pages):
     """First all rates; an end of them asks for the next; then a seed of all variants at a time."""
-    design, runs = pages.design, pages.runs
-    monkeypatch.chdir(EXPERIMENTS.parent)
-    for part in design.PARTS.values():
-        configs = [
-            load_config(EXPERIMENTS / "mechanism" / part.config, [f"attention={variant}"])
-            for variant in part.variants
-        ]
+    for part in pages.design.PARTS.values():
+        path = EXPERIMENTS / "mechanism" / part.config
+        configs = [load_config(path, [f"attention={variant}"]) for variant in part.variants]
         assert {config.train.steps for config in configs} == {part.steps}
         assert len({config.model.attention for config in configs}) == len(configs)
         assert part.equal_within.keys() <= part.contrasts.keys()
         for weights in part.contrasts.values():
             assert sum(weights.values()) == 0 and weights.keys() <= set(part.variants)
         made, best = [], {variant: 0.014 for variant in part.variants} | {"mha": 0.01}
-        while run := runs.next_run(part, made):
+        while run := pages.runs.next_run(part, made):
             loss = abs(log(run.rate / best[run.variant]))
             tune = {"a": [(log(2) * 100 * (2 + loss), 50, 100)]}
             made.append({**vars(run), "documents": {"tune": tune}})

@@ -12,19 +12,10 @@ import numpy as np
 import pytest
 from flax import nnx
 from support import oracle
-from support.variants import (
-    ALL,
-    FIVE,
-    HYBRID,
-    VOCABULARY,
-    error,
-    random_params,
-    random_tokens,
-    small,
-)
+from support.variants import FIVE, HYBRID, VOCABULARY, error, random_params, random_tokens, small
 
 from lrkv_jax.config.rope import RopeScaling
-from lrkv_jax.models.attention import GQA, MHA
+from lrkv_jax.models.attention import GQA, LRKV, MHA
 from lrkv_jax.models.transformer import (
     Transformer,
     init_parameters,
@@ -51,7 +42,7 @@ MODELS = {
     "qwen3": (GQA(kv_heads=2), {**LLAMA, "norm_eps": 1e-6, "qk_norm": True, "qk_gain": True}),
     "llama3": (GQA(kv_heads=2), {**LLAMA, "rope_scaling": LLAMA3, "tied_head": True}),
     "arcee": (MHA(), {**LLAMA, **PLAIN}),
-    "hybrid": (ALL["lrkv-none-odd_rank"], HYBRID),
+    "hybrid": (LRKV(rank=3, rope="none"), HYBRID),
 }
 
 

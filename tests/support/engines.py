@@ -46,8 +46,8 @@ _forward = jax.jit(lambda model, tokens_BT: model(tokens_BT))
 
 def whole_logits(config, rows, length=256):
     """Logits of each row of tokens, from the forward over all of it; rows are padded at the end."""
-    few = length > 256
-    tokens_BT = np.zeros((len(rows) if few else max(len(rows), len(PROMPTS)), length), np.int32)
+    count = len(rows) if length > 256 else max(len(rows), len(PROMPTS))
+    tokens_BT = np.zeros((count, length), np.int32)
     for row, tokens in zip(tokens_BT, rows, strict=False):
         row[: len(tokens)] = tokens
     logits_BTV = np.asarray(_forward(_whole(config), tokens_BT))[: len(rows)]

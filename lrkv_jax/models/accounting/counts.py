@@ -152,24 +152,21 @@ def _layer_bytes(kind: ModelConfig, itemsize: int) -> int:
     return unquantized - sum(n * (width * (itemsize - 1) - itemsize) for n, width in rows)
 
 
-def _allocated_bytes(kind: ModelConfig, itemsize: int) -> int:
-    each = 1 if kind.kv_cache_dtype == "int8" else itemsize  # what is padded are rows
-    return _layer_bytes(kind, itemsize) + kind.attention.cache_padding_values(kind) * each
-
-
 def cache_allocated_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_ITEMSIZE) -> int:
     """Bytes of a token's slot in the caches of all layers as they are allocated, padding included.
 
     tests/models/attention/test_contract.py holds it against live caches.
     """
-    return over_layers(model, lambda kind: _allocated_bytes(kind, itemsize))
+    return cache_allocated_bytes(model, 1, itemsize)
 
 
 def cache_allocated_bytes(model: ModelConfig, length: int, itemsize: int = CACHE_ITEMSIZE) -> int:
     """Allocated bytes of a sequence of `length` tokens, of which windows keep their last ones."""
 
     def of_kind(kind: ModelConfig) -> int:
-        return _allocated_bytes(kind, itemsize) * min(length, kind.window or length)
+        each = 1 if kind.kv_cache_dtype == "int8" else itemsize  # what is padded are rows
+        padding = kind.attention.cache_padding_values(kind) * each
+        return (_layer_bytes(kind, itemsize) + padding) * min(length, kind.window or length)
 
     return over_layers(model, of_kind)
 

@@ -31,6 +31,7 @@ from jaxtyping import Array, Float, Int
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.kernels.angles import turned_back
 from lrkv_jax.kernels.gpu.plan import MOST_QUERIES
 from lrkv_jax.models.attention.cache import (
     Cache,
@@ -283,8 +284,8 @@ class Attention(nnx.Module):
         """Rotated queries as if positions counted from `first_B1`, as `slot_angles` do."""
         if self.config.window is None:
             return q_BTHK
-        cos, sin = self.angles_at(jnp.asarray(first_B1), q_BTHK.shape[-1])
-        return rotate(q_BTHK, cos[:, :, None], -sin[:, :, None])
+        turn_B1K = jnp.concatenate(self.angles_at(jnp.asarray(first_B1), q_BTHK.shape[-1]), -1)
+        return turned_back(q_BTHK, turn_B1K[:, :, None]).astype(q_BTHK.dtype)
 
     @property
     def frequencies(self) -> tuple[float, ...]:

@@ -23,8 +23,6 @@ from lrkv_jax.models.transformer import (
     with_parameters,
 )
 
-BFLOAT = jnp.dtype("bfloat16")
-
 
 def config_of(scale, variant, *overrides):
     return load_config(scale, [f"attention={variant}", *overrides])
@@ -69,10 +67,10 @@ def test_counts_of_a_hybrid_are_sums_over_its_layers_and_its_windows_end():
     assert counts.total == size(params) and counts.attention == size(attention)
 
     def nbytes(tokens):
-        caches = jax.eval_shape(
-            lambda params: with_parameters(model, params).unstacked().init_cache(1, tokens, BFLOAT),
-            params,
-        )
+        def made(params):
+            return with_parameters(model, params).unstacked().init_cache(1, tokens, jnp.bfloat16)
+
+        caches = jax.eval_shape(made, params)
         return [
             sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(one)) for one in caches
         ]
