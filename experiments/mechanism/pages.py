@@ -1,17 +1,17 @@
-"""The mechanism's tables in docs/results.md, from the runs that are kept.
+"""The tables and the figure of `design.py`'s parts in docs/results.md, from the runs that are kept.
 
     python experiments/mechanism/pages.py [--docs docs] [--results experiments/results/mechanism]
 
-Losses and contrasts are of `design.py`, on the documents of `test`. Beside the interval over seeds
-stands one over seeds and documents: what is added to the variance is that of a sum over documents
-divided by their bytes (Cochran 1977, Sampling Techniques, chapter 6), each kind by itself, as the
-kinds are three that were chosen. Numbers go into contrasts.json too.
+A part is written when all of its runs are there. Beside the interval over seeds stands one over
+seeds and documents: what is added to the variance is that of a sum over documents divided by their
+bytes (Cochran 1977, Sampling Techniques, chapter 6), each kind by itself, as the kinds are three
+that were chosen. Numbers go into contrasts.json too.
 """
 
 import argparse
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,20 @@ from mechanism import design, runs  # noqa: E402
 
 from lrkv_jax.files import write_json  # noqa: E402
 from lrkv_jax.lab.bench.report import replace_between  # noqa: E402
-from lrkv_jax.lab.report.comparison.contrasts import combined, contrasts, spread  # noqa: E402
+from lrkv_jax.lab.report.comparison.contrasts import (  # noqa: E402
+    Contrast,
+    combined,
+    contrasts,
+    spread,
+)
+from lrkv_jax.lab.report.figures import (  # noqa: E402
+    Picture,
+    draw_mean,
+    legend_below,
+    panels,
+    style,
+    write_picture,
+)
 from lrkv_jax.lab.report.tabulated import tabulated  # noqa: E402
 
 MEANING = {
@@ -35,8 +48,42 @@ MEANING = {
     "doubled": "W_h, moved twice as far in a step",
     "lrkv_full": "LRKV of rank K / 4, whole keys rotated",
     "lrkv_latent": "LRKV of rank K / 4, latents rotated",
+    "lrkv_none": "LRKV of rank K / 4, nothing rotated",
+    "mla_full": "MLA, whole keys rotated",
     "mqa": "MQA: W_s alone",
 }
+# The figure's variants: names there, colors of Okabe and Ito, markers.
+LOOKS = {
+    "shared": ("MHA per head, with a shared path", "#009E73", "o"),
+    "both": ("LRKV of rank K", "#56B4E9", "s"),
+    "lrkv_full": ("LRKV of rank K / 4", "#D55E00", "^"),
+    "lrkv_latent": ("LRKV of rank K / 4, latents rotated", "#CC79A7", "D"),
+    "lrkv_none": ("LRKV of rank K / 4, nothing rotated", "#009E73", "o"),
+    "mla_full": ("MLA, whole keys rotated", "#56B4E9", "s"),
+    "mqa": ("MQA", "#777777", "v"),
+}
+
+
+def values_of(
+    part: design.Part, kept: list[dict], value: Callable[[dict], float]
+) -> dict[str, dict[int, float]]:
+    """{variant: {seed: value of its run}}."""
+    found: dict[str, dict[int, float]] = {name: {} for name in part.variants}
+    for run in kept:
+        found[run["variant"]][run["seed"]] = value(run)
+    return found
+
+
+def of_test(run: dict, kind: str | None = None) -> float:
+    """Bits per byte of `test`, or of one of its kinds."""
+    documents = run["documents"]["test"]
+    return design.bits_per_byte(documents if kind is None else {kind: documents[kind]})
+
+
+def to_mha(values: Mapping[str, Mapping[int, float]]) -> dict[str, Contrast]:
+    """Each other variant's difference to MHA."""
+    found = contrasts(values, [(name, "mha") for name in values if name != "mha"])
+    return {name: one for (name, _), one in found.items()}
 
 
 def error_over_documents(weights: Mapping[str, float], found: list[dict]) -> float:
@@ -54,28 +101,24 @@ def error_over_documents(weights: Mapping[str, float], found: list[dict]) -> flo
     return math.sqrt(variance) / len(found[0]["documents"]["test"])
 
 
-def write(docs: Path, results: Path) -> None:
-    """Write both tables into results.md, and contrasts.json into the results."""
-    part = design.FACTORIAL
-    kept = [r for r in runs.kept(results / part.runs) if r["steps"] == part.steps]
-    values: dict[str, dict[int, float]] = {name: {} for name in part.variants}
-    for run in kept:
-        values[run["variant"]][run["seed"]] = design.bits_per_byte(run["documents"]["test"])
-    rates = {run["variant"]: run["rate"] for run in kept}
-    over_mha = contrasts(values, [(name, "mha") for name in part.variants[1:]])
+def losses(part: design.Part, kept: list[dict]) -> str:
+    """The table of variants: loss, and its difference to MHA over all kinds and in each."""
+    values, rates = values_of(part, kept, of_test), {r["variant"]: r["rate"] for r in kept}
+    over_mha = to_mha(values)
     rows = []
     for name in part.variants:
-        own, found = spread(list(values[name].values())), over_mha.get((name, "mha"))
-        rows.append((
-            f"`{name}`", MEANING[name], f"{rates[name]:g}", f"{own.n}",
-            f"{own.mean:.4f} ± {own.sd:.4f}", found.with_interval(4) if found else "",
-        ))  # fmt: skip
+        own = spread(list(values[name].values()))
+        row = [f"`{name}`", MEANING[name], f"{rates[name]:g}", f"{own.n}"]
+        row.append(f"{own.mean:.4f} ± {own.sd:.4f}")
+        rows.append([*row, over_mha[name].with_interval(4) if name in over_mha else ""])
     heads = ("variant", "a head's keys and values", "rate", "seeds", "bits/byte ↓", "to MHA")
-    replace_between(docs / "results.md", "mechanism", tabulated(heads, rows, left=2))
+    return tabulated(heads, rows, left=2)
 
-    heads = ("contrast", "difference, bits/byte", "over documents too", "verdict", "equal within")
+
+def asked(part: design.Part, kept: list[dict]) -> tuple[str, dict]:
+    """The table of the part's contrasts, and their numbers."""
     rows, numbers = [], {}
-    for name, found in combined(values, part.contrasts).items():
+    for name, found in combined(values_of(part, kept, of_test), part.contrasts).items():
         documents = error_over_documents(part.contrasts[name], kept)
         both = replace(found, error=math.hypot(found.error, documents))
         margin = part.equal_within.get(name)
@@ -91,8 +134,59 @@ def write(docs: Path, results: Path) -> None:
             "interval_over_seeds": found.interval, "interval_over_both": both.interval,
             "equal_within": margin, "p_equal": equal,
         }  # fmt: skip
-    replace_between(docs / "results.md", "mechanism contrasts", tabulated(heads, rows, left=1))
-    write_json(results / "contrasts.json", {"values": values, "rates": rates, "contrasts": numbers})
+    heads = ("contrast", "difference, bits/byte", "over documents too", "verdict", "equal within")
+    return tabulated(heads, rows, left=1), numbers
+
+
+def picture(part: design.Part, kept: list[dict]) -> Picture:
+    """Differences to MHA while training, with one standard deviation, and of each kind at its end.
+
+    Those while training are of part of `tune`, those at the end of `test`, with 95 % intervals.
+    """
+    looks = {name: look for name, look in LOOKS.items() if name in part.variants}
+    curves = values_of(part, kept, lambda run: np.array(run["validation"]).T)
+    with style():
+        figure, ((during, ended),) = panels(1, 2, panel=(4.6, 3.2))
+        for name, (label, color, _) in looks.items():
+            seeds = curves[name].keys() & curves["mha"].keys()
+            steps = curves[name][min(seeds)][0]
+            draw_mean(
+                during, steps * 2048 / 1e6,
+                [curves[name][seed][1] - curves["mha"][seed][1] for seed in seeds],
+                color=color, label=label,
+            )  # fmt: skip
+        during.set(title="while training", xlabel="million tokens", ylabel="bits/byte above MHA")
+        kinds = list(kept[0]["documents"]["test"])
+        for i, kind in enumerate(kinds):
+            found = to_mha(values_of(part, kept, lambda run, kind=kind: of_test(run, kind)))
+            for j, (name, (_, color, marker)) in enumerate(looks.items()):
+                one, place = found[name], i + 0.13 * (j - (len(looks) - 1) / 2)
+                half = (one.interval[1] - one.interval[0]) / 2
+                ended.errorbar(place, one.difference, half, color=color, marker=marker)
+        ended.set_xticks(range(len(kinds)), kinds)
+        ended.set_title("at the end, by kind of text")
+        for axis in (during, ended):
+            axis.axhline(0, color="black", linewidth=0.8)
+        legend_below(figure, columns=3)
+    return Picture("", figure)
+
+
+def write(docs: Path, results: Path) -> None:
+    """Write what is complete into results.md, the figure and contrasts.json into the results."""
+    numbers = {}
+    for name, part in design.PARTS.items():
+        kept = [r for r in runs.kept(results / part.runs) if r["steps"] == part.steps]
+        if len(kept) < len(part.variants) * len(part.seeds):
+            continue
+        replace_between(docs / "results.md", name, losses(part, kept))
+        text, contrasts_of = asked(part, kept)
+        replace_between(docs / "results.md", f"{name} contrasts", text)
+        rates = {run["variant"]: run["rate"] for run in kept}
+        values = values_of(part, kept, of_test)
+        numbers[name] = {"values": values, "rates": rates, "contrasts": contrasts_of}
+        _, svg = write_picture(picture(part, kept), results, name)
+        svg.unlink()  # the page shows the other
+    write_json(results / "contrasts.json", numbers)
 
 
 if __name__ == "__main__":

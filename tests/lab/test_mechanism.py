@@ -19,7 +19,6 @@ def test_a_part_says_its_runs_and_asks_of_means_that_it_has(pages):
     for part in pages.design.PARTS.values():
         path = EXPERIMENTS / "mechanism" / part.config
         configs = [load_config(path, [f"attention={variant}"]) for variant in part.variants]
-        assert {config.train.steps for config in configs} == {part.steps}
         assert len({config.model.attention for config in configs}) == len(configs)
         assert part.equal_within.keys() <= part.contrasts.keys()
         for weights in part.contrasts.values():
@@ -60,8 +59,9 @@ def planted(part, rng):
                 ]
                 for kind in sizes
             }
+            curve = [(100, 3 * level), (200, level)]
             yield {"variant": variant, "rate": 0.01, "seed": seed, "steps": part.steps,
-                   "documents": {"test": test}}  # fmt: skip
+                   "validation": curve, "documents": {"test": test}}  # fmt: skip
 
 
 def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path):
@@ -71,7 +71,7 @@ def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path
     lines = [json.dumps(run, default=int) for run in (*kept, short)]
     (tmp_path / "runs.jsonl").write_text("\n".join(lines))
     marks = "\n".join(f"<!-- {name} -->\n<!-- end of {name} -->" for name in
-                      ("mechanism", "mechanism contrasts"))  # fmt: skip
+                      ("factorial", "factorial contrasts"))  # fmt: skip
     (tmp_path / "results.md").write_text(marks)
     pages.write(tmp_path, tmp_path)
 
@@ -90,14 +90,14 @@ def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path
         return (of / np.take_along_axis(size, drawn, 1).sum(1) / log(2)).mean()
 
     again = [difference(rng.integers(60, size=(3, 60))) for _ in range(2000)]
-    found = json.loads((tmp_path / "contrasts.json").read_text())["contrasts"]
+    found = json.loads((tmp_path / "contrasts.json").read_text())["factorial"]["contrasts"]
     one = found["both - per head"]
     assert one["difference"] == pytest.approx(difference(np.tile(np.arange(60), (3, 1))))
     assert one["error_over_documents"] == pytest.approx(np.std(again), rel=0.1)
     both, seeds = (np.ptp(one[f"interval_over_{over}"]) for over in ("both", "seeds"))
     error = np.hypot(one["error_over_seeds"], one["error_over_documents"])
     assert both / seeds == pytest.approx(error / one["error_over_seeds"])
-    assert set(found) == set(part.contrasts)
+    assert set(found) == set(part.contrasts) and (tmp_path / "factorial.png").exists()
     page = (tmp_path / "results.md").read_text()
     assert f"{one['difference']:+.4f}" in page and "| `lrkv_latent` " in page
     assert len(re.findall(r"0\.01 \| +6 \|", page)) == len(part.variants)
