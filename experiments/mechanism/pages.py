@@ -9,6 +9,7 @@ that were chosen. Numbers go into contrasts.json too.
 """
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -42,7 +43,7 @@ from lrkv_jax.lab.report.tabulated import tabulated  # noqa: E402
 MEANING = {
     "mha": "MHA: keys and values of all heads are one matrix for Muon",
     "per_head": "a matrix for each head, W_h",
-    "shared": "a shared path beside it, W_s + W_h",
+    "shared": "and a shared path, W_s + W_h",
     "factored": "a product of two factors for each head, U_h B_h",
     "both": "both, W_s + U_h B_h: LRKV of rank K",
     "doubled": "W_h, moved twice as far in a step",
@@ -62,6 +63,7 @@ LOOKS = {
     "mla_full": ("MLA, whole keys rotated", "#56B4E9", "s"),
     "mqa": ("MQA", "#777777", "v"),
 }
+EARLY = 300  # steps: the 0.6M tokens that earlier runs had
 
 
 def values_of(
@@ -102,16 +104,19 @@ def error_over_documents(weights: Mapping[str, float], found: list[dict]) -> flo
 
 
 def losses(part: design.Part, kept: list[dict]) -> str:
-    """The table of variants: loss, and its difference to MHA over all kinds and in each."""
+    """The table of variants: loss, and its difference to MHA's, early on `tune` and at the end."""
     values, rates = values_of(part, kept, of_test), {r["variant"]: r["rate"] for r in kept}
-    over_mha = to_mha(values)
-    rows = []
+    early = to_mha(values_of(part, kept, lambda run: dict(run["validation"])[EARLY]))
+    ended, rows = to_mha(values), []
     for name in part.variants:
         own = spread(list(values[name].values()))
-        row = [f"`{name}`", MEANING[name], f"{rates[name]:g}", f"{own.n}"]
-        row.append(f"{own.mean:.4f} ± {own.sd:.4f}")
-        rows.append([*row, over_mha[name].with_interval(4) if name in over_mha else ""])
-    heads = ("variant", "a head's keys and values", "rate", "seeds", "bits/byte ↓", "to MHA")
+        row = [f"`{name}`", MEANING[name], f"{rates[name]:g}", f"{own.mean:.4f} ± {own.sd:.4f}"]
+        there = name in ended
+        rows.append(row + [some[name].with_interval(4) if there else "" for some in (ended, early)])
+    heads = (
+        "variant", "a head's keys and values", "rate", "bits/byte ↓", "to MHA",
+        f"to MHA after {EARLY * 2048 / 1e6:.1f}M tokens",
+    )  # fmt: skip
     return tabulated(heads, rows, left=2)
 
 
@@ -136,6 +141,19 @@ def asked(part: design.Part, kept: list[dict]) -> tuple[str, dict]:
         }  # fmt: skip
     heads = ("contrast", "difference, bits/byte", "over documents too", "verdict", "equal within")
     return tabulated(heads, rows, left=1), numbers
+
+
+def costs(report: dict) -> str:
+    """The table of what `costs.py` found: bytes of a bfloat16 cache, and a step's milliseconds."""
+    rows = []
+    for name, row in report["variants"].items():
+        held = [f"{nbytes / 2**20:.2f}" for nbytes in row["bytes"].values()]
+        first, median, third = row["ms"]
+        rows.append((f"`{name}`", *held, f"{median:.2f} ({first:.2f}–{third:.2f})"))
+    lengths = [f"MiB of {int(length):,} tokens" for length in row["bytes"]]
+    heads = ("layers that see everything", *lengths, f"ms a token behind {report['length']:,}")
+    place = f"{report['device']}, {report['cores']} cores, {report['date'][:10]}"
+    return f"{place}\n\n{tabulated(heads, rows, left=1)}"
 
 
 def picture(part: design.Part, kept: list[dict]) -> Picture:
@@ -186,6 +204,9 @@ def write(docs: Path, results: Path) -> None:
         numbers[name] = {"values": values, "rates": rates, "contrasts": contrasts_of}
         _, svg = write_picture(picture(part, kept), results, name)
         svg.unlink()  # the page shows the other
+        if name == "hybrids":
+            report = json.loads((results / "hybrids_costs.json").read_text("utf-8"))
+            replace_between(docs / "results.md", "hybrids costs", costs(report))
     write_json(results / "contrasts.json", numbers)
 
 

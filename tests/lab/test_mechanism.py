@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 from math import log
 from pathlib import Path
 
@@ -59,20 +60,28 @@ def planted(part, rng):
                 ]
                 for kind in sizes
             }
-            curve = [(100, 3 * level), (200, level)]
+            curve = [(300, 2 * level), (400, level)]
             yield {"variant": variant, "rate": 0.01, "seed": seed, "steps": part.steps,
                    "validation": curve, "documents": {"test": test}}  # fmt: skip
 
 
-def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path):
-    part, rng = pages.design.FACTORIAL, np.random.default_rng(0)
-    kept = list(planted(part, rng))
-    short = {**kept[0], "steps": part.rate_steps}  # of the rates: in no table
-    lines = [json.dumps(run, default=int) for run in (*kept, short)]
-    (tmp_path / "runs.jsonl").write_text("\n".join(lines))
-    marks = "\n".join(f"<!-- {name} -->\n<!-- end of {name} -->" for name in
-                      ("factorial", "factorial contrasts"))  # fmt: skip
-    (tmp_path / "results.md").write_text(marks)
+def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path, monkeypatch):
+    rng, kept = np.random.default_rng(0), {}
+    for name in ("hybrids", "factorial"):
+        part = pages.design.PARTS[name]
+        kept = list(planted(part, rng))
+        short = {**kept[0], "steps": part.rate_steps}  # of the rates: in no table
+        lines = [json.dumps(run, default=int) for run in (*kept, short)]
+        (tmp_path / part.runs).write_text("\n".join(lines))
+    costs = __import__("mechanism.costs").costs
+    few = replace(pages.design.HYBRIDS, variants=("lrkv_none",))
+    monkeypatch.setattr(costs.design, "HYBRIDS", few)
+    out = str(tmp_path / "hybrids_costs.json")
+    monkeypatch.setattr("sys.argv", ["", "--length", "64", "--rounds", "1", "--out", out])
+    costs.main()
+    names = [f"{part}{rest}" for part in ("factorial", "hybrids") for rest in ("", " contrasts")]
+    marks = [f"<!-- {name} -->\n<!-- end of {name} -->" for name in (*names, "hybrids costs")]
+    (tmp_path / "results.md").write_text("\n".join(marks))
     pages.write(tmp_path, tmp_path)
 
     weights = part.contrasts["both - per head"]
@@ -100,4 +109,7 @@ def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path
     assert set(found) == set(part.contrasts) and (tmp_path / "factorial.png").exists()
     page = (tmp_path / "results.md").read_text()
     assert f"{one['difference']:+.4f}" in page and "| `lrkv_latent` " in page
-    assert len(re.findall(r"0\.01 \| +6 \|", page)) == len(part.variants)
+    assert len(re.findall(r"\| +0\.01 \|", page)) == 9 + 5
+    # Of three windows MHA's keys and values; then shared ones, four heads' latents and norms.
+    nbytes = 3 * 128 * 2 * 4 * 32 * 2 + 8192 * (2 * (32 + 4 * 8) * 2 + 4 * 4)
+    assert f"{nbytes / 2**20:.2f}" in page.split("lrkv_none")[-1]
