@@ -63,7 +63,6 @@ LOOKS = {
     "mla_full": ("MLA, whole keys rotated", "#56B4E9", "s"),
     "mqa": ("MQA", "#777777", "v"),
 }
-EARLY = 300  # steps: the 0.6M tokens that earlier runs had
 
 
 def values_of(
@@ -103,20 +102,22 @@ def error_over_documents(weights: Mapping[str, float], found: list[dict]) -> flo
     return math.sqrt(variance) / len(found[0]["documents"]["test"])
 
 
-def losses(part: design.Part, kept: list[dict]) -> str:
-    """The table of variants: loss, and its difference to MHA's, early on `tune` and at the end."""
+def losses(part: design.Part, kept: list[dict], short: list[dict]) -> str:
+    """The table of variants: loss, and its difference to MHA's.
+
+    Beside it the difference in the runs of a quarter of the steps that found the rates, at these.
+    """
     values, rates = values_of(part, kept, of_test), {r["variant"]: r["rate"] for r in kept}
-    early = to_mha(values_of(part, kept, lambda run: dict(run["validation"])[EARLY]))
-    ended, rows = to_mha(values), []
+    early = [run for run in short if run["rate"] == rates[run["variant"]]]
+    tuned = values_of(part, early, lambda run: design.bits_per_byte(run["documents"]["tune"]))
+    to_mha_in, rows = (to_mha(values), to_mha(tuned)), []
     for name in part.variants:
         own = spread(list(values[name].values()))
         row = [f"`{name}`", MEANING[name], f"{rates[name]:g}", f"{own.mean:.4f} ± {own.sd:.4f}"]
-        there = name in ended
-        rows.append(row + [some[name].with_interval(4) if there else "" for some in (ended, early)])
-    heads = (
-        "variant", "a head's keys and values", "rate", "bits/byte ↓", "to MHA",
-        f"to MHA after {EARLY * 2048 / 1e6:.1f}M tokens",
-    )  # fmt: skip
+        there = name != "mha"
+        rows.append(row + [some[name].with_interval(4) if there else "" for some in to_mha_in])
+    heads = ("variant", "a head's keys and values", "rate", "bits/byte ↓", "to MHA",
+             "to MHA in runs of a quarter")  # fmt: skip
     return tabulated(heads, rows, left=2)
 
 
@@ -193,10 +194,11 @@ def write(docs: Path, results: Path) -> None:
     """Write what is complete into results.md, the figure and contrasts.json into the results."""
     numbers = {}
     for name, part in design.PARTS.items():
-        kept = [r for r in runs.kept(results / part.runs) if r["steps"] == part.steps]
+        every = runs.kept(results / part.runs)
+        kept, short = ([r for r in every if r["steps"] == n] for n in (part.steps, part.rate_steps))
         if len(kept) < len(part.variants) * len(part.seeds):
             continue
-        replace_between(docs / "results.md", name, losses(part, kept))
+        replace_between(docs / "results.md", name, losses(part, kept, short))
         text, contrasts_of = asked(part, kept)
         replace_between(docs / "results.md", f"{name} contrasts", text)
         rates = {run["variant"]: run["rate"] for run in kept}

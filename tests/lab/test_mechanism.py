@@ -60,7 +60,7 @@ def planted(part, rng):
                 ]
                 for kind in sizes
             }
-            curve = [(300, 2 * level), (400, level)]
+            curve = [(100, 2 * level), (200, level)]
             yield {"variant": variant, "rate": 0.01, "seed": seed, "steps": part.steps,
                    "validation": curve, "documents": {"test": test}}  # fmt: skip
 
@@ -70,8 +70,11 @@ def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path
     for name in ("hybrids", "factorial"):
         part = pages.design.PARTS[name]
         kept = list(planted(part, rng))
-        short = {**kept[0], "steps": part.rate_steps}  # of the rates: in no table
-        lines = [json.dumps(run, default=int) for run in (*kept, short)]
+        short = [
+            {**run, "steps": part.rate_steps, "documents": {"tune": run["documents"]["test"]}}
+            for run in kept
+        ]
+        lines = [json.dumps(run, default=int) for run in (*kept, *short)]
         (tmp_path / part.runs).write_text("\n".join(lines))
     costs = __import__("mechanism.costs").costs
     few = replace(pages.design.HYBRIDS, variants=("lrkv_none",))
