@@ -94,7 +94,7 @@ def error_over_documents(weights: Mapping[str, float], found: list[dict]) -> flo
         total_D, bytes_D = 0.0, None
         for name, weight in weights.items():
             of = [np.asarray(r["documents"]["test"][kind]) for r in found if r["variant"] == name]
-            nats_D, _, bytes_D = np.mean(of, axis=0).T
+            nats_D, _, bytes_D = np.mean(of, axis=0)[:, :3].T
             total_D = total_D + weight * nats_D / math.log(2)
         rest_D = total_D - total_D.sum() / bytes_D.sum() * bytes_D
         n = len(rest_D)

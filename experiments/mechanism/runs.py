@@ -6,7 +6,8 @@ Needs the text that `text.py` builds. A run that was stopped goes on from its ch
 the part's file in `experiments/results/mechanism` has is left out, and its folder is deleted. A
 line of that file is a run: variant, rate, seed, steps, commit, processor, versions, validations on
 part of `tune`, and the nats, tokens and bytes of each document of `tune` and `test`, in the files'
-order.
+order; then the nats and bytes of those tokens that followed the same token before in the window,
+which a model can copy. The factorial's runs have not the last two.
 
 A part's runs are those of one state of the package. The factorial's is 4f9720c, with runs.py as it
 was in cbdfcd6: `git worktree add ../mechanism 4f9720c`, and there runs.jsonl as it is now.
@@ -23,6 +24,7 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -90,7 +92,7 @@ def folder_of(part: design.Part, run: design.Planned) -> Path:
 
 
 def losses_of_documents(text: Path, directory: Path) -> dict[str, dict[str, list]]:
-    """{split: {kind: [(nats, tokens, bytes) of each document]}} of a trained run.
+    """{split: {kind: [(nats, tokens, bytes, and those copied) of each document]}} of a run.
 
     A document is read from its beginning, in windows of the run's context that see nothing of one
     another; tokens that stand for no text count nowhere.
@@ -114,14 +116,16 @@ def losses_of_documents(text: Path, directory: Path) -> dict[str, dict[str, list
             for start in range(0, len(ids) - 1, context):
                 windows.append(ids[start : start + context + 1])
                 owners.append(len(rows))
-            rows.append([row["kind"], 0.0, 0, 0])
+            rows.append([row["kind"], 0.0, 0, 0, 0.0, 0])
         for first in range(0, len(windows), rows_of_batch):
             some = windows[first : first + rows_of_batch]
             tokens_BU = np.zeros((rows_of_batch, context + 1), np.int32)
             there_BT = np.zeros((rows_of_batch, context), bool)
+            again_BT = np.zeros_like(there_BT)
             for b, window in enumerate(some):
-                tokens_BU[b, : len(window)] = window
-                there_BT[b, : len(window) - 1] = True
+                T = len(window) - 1
+                tokens_BU[b, : T + 1], there_BT[b, :T] = window, True
+                again_BT[b, :T] = seen_before(window)
             with jax.set_mesh(run.mesh):
                 nats_BT = np.asarray(losses(run.params, tokens_BU), np.float64)
             bytes_BT = bytes_V[tokens_BU[:, 1:]] * there_BT
@@ -129,10 +133,22 @@ def losses_of_documents(text: Path, directory: Path) -> dict[str, dict[str, list
                 rows[owner][1] += float((nats_BT[b] * (bytes_BT[b] > 0)).sum())
                 rows[owner][2] += int((bytes_BT[b] > 0).sum())
                 rows[owner][3] += int(bytes_BT[b].sum())
+                rows[owner][4] += float((nats_BT[b] * (bytes_BT[b] > 0) * again_BT[b]).sum())
+                rows[owner][5] += int((bytes_BT[b] * again_BT[b]).sum())
         kinds = found[split] = {}
-        for kind, nats, tokens, size in rows:
-            kinds.setdefault(kind, []).append((round(nats, 3), tokens, size))
+        for kind, nats, tokens, size, copied, copied_size in rows:
+            values = (round(nats, 3), tokens, size, round(copied, 3), copied_size)
+            kinds.setdefault(kind, []).append(values)
     return found
+
+
+def seen_before(window_U: Any) -> Any:
+    """Whether each token but the first followed the same token before in the window, [U − 1]."""
+    import numpy as np
+
+    pairs_T2 = np.stack([window_U[:-1], window_U[1:]], axis=1)
+    _, first_P, pair_T = np.unique(pairs_T2, axis=0, return_index=True, return_inverse=True)
+    return first_P[pair_T.ravel()] < np.arange(len(pairs_T2))
 
 
 def record(part: design.Part, run: design.Planned) -> dict:

@@ -43,6 +43,11 @@ def pages(monkeypatch):
         sys.modules.pop(name)
 
 
+def test_a_token_can_be_copied_if_it_followed_the_same_token_before(pages):
+    again_T = pages.runs.seen_before(np.array([5, 6, 7, 5, 6, 5, 6, 7, 7, 5]))
+    assert again_T.tolist() == [False, False, False, True, False, True, True, False, True]
+
+
 def planted(part, rng):
     """Runs whose loss is their variant's, their seed's and noise; documents differ in both."""
     sizes = {kind: rng.integers(200, 9000, 60) for kind in ("a", "b", "c")}
