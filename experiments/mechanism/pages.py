@@ -144,6 +144,39 @@ def asked(part: design.Part, kept: list[dict]) -> tuple[str, dict]:
     return tabulated(heads, rows, left=1), numbers
 
 
+def by_copying(part: design.Part, kept: list[dict], counted: dict) -> str:
+    """The table of differences to MHA by the share of a document's bytes that could be copied.
+
+    A document's difference is its kind's plus a slope times the share, by least squares weighted by
+    bytes, for each seed; intervals are of 95 %, over seeds. `counted` is a run whose lines have the
+    bytes that could be copied; the design names none of this.
+    """
+    documents = counted["documents"]["test"]
+    lines_D5 = np.concatenate([np.asarray(rows) for rows in documents.values()])
+    bytes_D, share_D = lines_D5[:, 2], lines_D5[:, 4] / lines_D5[:, 2]
+    kinds_DK = np.repeat(np.eye(len(documents)), [len(rows) for rows in documents.values()], axis=0)
+    design_DX = np.column_stack([kinds_DK, share_D]) * np.sqrt(bytes_D)[:, None]
+
+    def bits_per_byte(run: dict) -> np.ndarray:
+        rows = [np.asarray(run["documents"]["test"][kind]) for kind in documents]
+        return np.concatenate([of[:, 0] / of[:, 2] for of in rows]) / math.log(2)
+
+    values, rows = values_of(part, kept, bits_per_byte), []
+    for name in part.variants[1:]:
+        found = []
+        for seed, own_D in values[name].items():
+            over_D = (own_D - values["mha"][seed]) * np.sqrt(bytes_D)
+            *of_kinds, slope = np.linalg.lstsq(design_DX, over_D, rcond=None)[0]
+            found.append((np.mean(of_kinds), slope / 10))
+        cells = []
+        for some in map(spread, zip(*found, strict=True)):
+            one = Contrast(some.mean, some.sd / math.sqrt(some.n), some.n - 1)
+            cells.append(one.with_interval(4))
+        rows.append((f"`{name}`", *cells))
+    heads = ("variant", "to MHA where nothing can be copied", "for each tenth that can be")
+    return tabulated(heads, rows, left=1)
+
+
 def costs(report: dict) -> str:
     """The table of what `costs.py` found: bytes of a bfloat16 cache, and a step's milliseconds."""
     rows = []
@@ -206,6 +239,9 @@ def write(docs: Path, results: Path) -> None:
         numbers[name] = {"values": values, "rates": rates, "contrasts": contrasts_of}
         _, svg = write_picture(picture(part, kept), results, name)
         svg.unlink()  # the page shows the other
+        counted = runs.kept(results / design.LENGTH.runs)
+        if name == "factorial" and counted:  # the same text
+            replace_between(docs / "results.md", "copying", by_copying(part, kept, counted[0]))
         if name == "hybrids":
             report = json.loads((results / "hybrids_costs.json").read_text("utf-8"))
             replace_between(docs / "results.md", "hybrids costs", costs(report))

@@ -52,15 +52,20 @@ def planted(part, rng):
     """Runs whose loss is their variant's, their seed's and noise; documents differ in both."""
     sizes = {kind: rng.integers(200, 9000, 60) for kind in ("a", "b", "c")}
     harder = {kind: rng.normal(1, 0.3, 60) for kind in sizes}
-    helped = {(v, kind): rng.normal(0, 0.02, 60) for v in part.variants for kind in sizes}
+    copied = {kind: rng.uniform(0, 0.5, 60) for kind in sizes}
+    helped = {
+        (v, kind): rng.normal(0, 0.02, 60) + (v == "mqa") * copied[kind]
+        for v in part.variants
+        for kind in sizes
+    }
     for v, variant in enumerate(part.variants):
         for seed in part.seeds:
             level = 2 + 0.01 * v + 0.05 * seed + rng.normal(0, 0.001)
             test = {
                 kind: [
-                    (log(2) * size * (level * hard + more), size, int(size))
-                    for size, hard, more in zip(
-                        sizes[kind], harder[kind], helped[variant, kind], strict=True
+                    (log(2) * size * (level * hard + more), size, int(size), 0, share * size)
+                    for size, hard, more, share in zip(
+                        sizes[kind], harder[kind], helped[variant, kind], copied[kind], strict=True
                     )
                 ]
                 for kind in sizes
@@ -81,6 +86,7 @@ def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path
         ]
         lines = [json.dumps(run, default=int) for run in (*kept, *short)]
         (tmp_path / part.runs).write_text("\n".join(lines))
+    (tmp_path / pages.design.LENGTH.runs).write_text(lines[0])  # the same documents
     costs = __import__("mechanism.costs").costs
     few = replace(pages.design.HYBRIDS, variants=("lrkv_none",))
     monkeypatch.setattr(costs.design, "HYBRIDS", few)
@@ -88,7 +94,8 @@ def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path
     monkeypatch.setattr("sys.argv", ["", "--length", "64", "--rounds", "1", "--out", out])
     costs.main()
     names = [f"{part}{rest}" for part in ("factorial", "hybrids") for rest in ("", " contrasts")]
-    marks = [f"<!-- {name} -->\n<!-- end of {name} -->" for name in (*names, "hybrids costs")]
+    names += ["hybrids costs", "copying"]
+    marks = [f"<!-- {name} -->\n<!-- end of {name} -->" for name in names]
     (tmp_path / "results.md").write_text("\n".join(marks))
     pages.write(tmp_path, tmp_path)
 
@@ -118,6 +125,9 @@ def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path
     page = (tmp_path / "results.md").read_text()
     assert f"{one['difference']:+.4f}" in page and "| `lrkv_latent` " in page
     assert len(re.findall(r"\| +0\.01 \|", page)) == 9 + 5
+    last = re.compile(r"\| `(\w+)` .* ([+-][.\d]+) \([^|]*\| *$", re.M)
+    slopes = {name: float(slope) for name, slope in last.findall(page.split("copying")[1])}
+    assert slopes["mqa"] == pytest.approx(0.1, abs=0.01) and abs(slopes["both"]) < 0.01
     # Of three windows MHA's keys and values; then shared ones, four heads' latents and norms.
     nbytes = 3 * 128 * 2 * 4 * 32 * 2 + 8192 * (2 * (32 + 4 * 8) * 2 + 4 * 4)
     assert f"{nbytes / 2**20:.2f}" in page.split("lrkv_none")[-1]
