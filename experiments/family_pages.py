@@ -34,7 +34,7 @@ from lrkv_jax.models.attention import abstract_layer
 HERE = Path(__file__).parent
 # Each page's blocks, by the file that `lrkv report` writes.
 BLOCKS = {
-    "results.md": ("learning_rates", "family", "family_contrasts"),
+    "results.md": ("family", "family_contrasts"),
     "choosing.md": ("choosing",),
 }
 # First less second, and what a difference would say.
@@ -75,6 +75,7 @@ def write(docs: Path, results: Path) -> None:
                 _, _, table = (made / f"{name}.md").read_text().partition("\n")  # but its heading
                 replace_between(docs / page, name, table)
                 shutil.copy(made / f"{name}.json", results / "family")
+        shutil.copy(made / "learning_rates.json", results / "family")
     replace_between(docs / "choosing.md", "support", _support())
     # A kind from outside the package is known by its module.
     sys.path.insert(0, str(HERE))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from math import log
@@ -41,6 +42,15 @@ def pages(monkeypatch):
     yield __import__("mechanism.pages").pages
     for name in [name for name in sys.modules if name.partition(".")[0] == "mechanism"]:
         sys.modules.pop(name)
+
+
+def test_the_page_is_what_the_kept_runs_give(pages, tmp_path):
+    page, kept = EXPERIMENTS.parent / "docs/results.md", EXPERIMENTS / "results/mechanism"
+    shutil.copytree(kept, tmp_path / "kept")
+    shutil.copy(page, tmp_path)
+    pages.write(tmp_path, tmp_path / "kept")
+    assert (tmp_path / page.name).read_text() == page.read_text()
+    assert (tmp_path / "kept/contrasts.json").read_text() == (kept / "contrasts.json").read_text()
 
 
 def test_a_token_can_be_copied_if_it_followed_the_same_token_before(pages):
