@@ -89,7 +89,7 @@ def train(part: design.Part, run: design.Planned, core: int, deadline: float) ->
 
 
 def folder_of(part: design.Part, run: design.Planned) -> Path:
-    return FOLDER / "runs" / f"{part.text}-{run.name}"
+    return FOLDER / "runs" / f"{Path(part.runs).stem}-{run.name}"
 
 
 def losses_of_documents(text: Path, directory: Path) -> dict[str, dict[str, list]]:
