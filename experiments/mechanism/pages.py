@@ -38,6 +38,7 @@ from lrkv_jax.lab.report.figures import (  # noqa: E402
     style,
     write_picture,
 )
+from lrkv_jax.lab.report.styles import VariantStyle, variant_style  # noqa: E402
 from lrkv_jax.lab.report.tabulated import tabulated  # noqa: E402
 
 MEANING = {
@@ -53,15 +54,15 @@ MEANING = {
     "mla_full": "MLA, whole keys rotated",
     "mqa": "MQA: W_s alone",
 }
-# The figure's variants: names there, colors of Okabe and Ito, markers.
-LOOKS = {
-    "shared": ("MHA per head, with a shared path", "#009E73", "o"),
-    "both": ("LRKV of rank K", "#56B4E9", "s"),
-    "lrkv_full": ("LRKV of rank K / 4", "#D55E00", "^"),
-    "lrkv_latent": ("LRKV of rank K / 4, latents rotated", "#CC79A7", "D"),
-    "lrkv_none": ("LRKV of rank K / 4, nothing rotated", "#009E73", "o"),
-    "mla_full": ("MLA, whole keys rotated", "#56B4E9", "s"),
-    "mqa": ("MQA", "#777777", "v"),
+# The figure's variants: names there, and how those look that the package's styles do not have.
+SHOWN = {
+    "shared": ("MHA per head, with a shared path", VariantStyle("#56B4E9", "-", "o", "")),
+    "both": ("LRKV of rank K", VariantStyle("#E69F00", "-", "s", "")),
+    "lrkv_full": ("LRKV of rank K / 4", variant_style("lrkv", "full")),
+    "lrkv_latent": ("LRKV of rank K / 4, latents rotated", variant_style("lrkv", "latent")),
+    "lrkv_none": ("LRKV of rank K / 4, nothing rotated", variant_style("lrkv", "none")),
+    "mla_full": ("MLA, whole keys rotated", variant_style("mla", "full")),
+    "mqa": ("MQA", variant_style("mqa")),
 }
 
 
@@ -195,26 +196,26 @@ def picture(part: design.Part, kept: list[dict]) -> Picture:
 
     Those while training are of part of `tune`, those at the end of `test`, with 95 % intervals.
     """
-    looks = {name: look for name, look in LOOKS.items() if name in part.variants}
+    shown = {name: SHOWN[name] for name in SHOWN if name in part.variants}
     curves = values_of(part, kept, lambda run: np.array(run["validation"]).T)
     with style():
         figure, ((during, ended),) = panels(1, 2, panel=(4.6, 3.2))
-        for name, (label, color, _) in looks.items():
+        for name, (label, look) in shown.items():
             seeds = curves[name].keys() & curves["mha"].keys()
             steps = curves[name][min(seeds)][0]
             draw_mean(
                 during, steps * 2048 / 1e6,
                 [curves[name][seed][1] - curves["mha"][seed][1] for seed in seeds],
-                color=color, label=label,
+                color=look.color, linestyle=look.line, label=label,
             )  # fmt: skip
         during.set(title="while training", xlabel="million tokens", ylabel="bits/byte above MHA")
         kinds = list(kept[0]["documents"]["test"])
         for i, kind in enumerate(kinds):
             found = to_mha(values_of(part, kept, lambda run, kind=kind: of_test(run, kind)))
-            for j, (name, (_, color, marker)) in enumerate(looks.items()):
-                one, place = found[name], i + 0.13 * (j - (len(looks) - 1) / 2)
+            for j, (name, (_, look)) in enumerate(shown.items()):
+                one, place = found[name], i + 0.13 * (j - (len(shown) - 1) / 2)
                 half = (one.interval[1] - one.interval[0]) / 2
-                ended.errorbar(place, one.difference, half, color=color, marker=marker)
+                ended.errorbar(place, one.difference, half, color=look.color, marker=look.marker)
         ended.set_xticks(range(len(kinds)), kinds)
         ended.set_title("at the end, by kind of text")
         for axis in (during, ended):
