@@ -74,8 +74,8 @@ def write(docs: Path, results: Path) -> None:
             for name in names:
                 _, _, table = (made / f"{name}.md").read_text().partition("\n")  # but its heading
                 replace_between(docs / page, name, table)
-                shutil.copy(made / f"{name}.json", results / "family")
-        shutil.copy(made / "learning_rates.json", results / "family")
+        for path in made.glob("*.json"):
+            shutil.copy(path, results / "family")
     replace_between(docs / "choosing.md", "support", _support())
     # A kind from outside the package is known by its module.
     sys.path.insert(0, str(HERE))
