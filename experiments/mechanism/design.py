@@ -15,8 +15,8 @@ stay when one layer in four has it, and what does its key lose without rotations
 Value of a run: bits per byte of `test`, the mean over its kinds of text (`bits_per_byte`). Seeds
 are blocks, and one model of variant and seed takes all variants
 (`lrkv_jax.lab.report.comparison`). With a standard deviation of 0.0020 over seeds within a pair,
-six seeds find 0.005 with probability 0.92, five with 0.83. It was 0.007 in the factorial: three
-seeds find 0.02.
+six seeds find 0.005 with probability 0.92, five with 0.83. It was 0.0087 in the factorial: three
+seeds find some 0.02.
 """
 
 from collections.abc import Mapping, Sequence

@@ -25,7 +25,8 @@ import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
@@ -99,7 +100,6 @@ def losses_of_documents(text: Path, directory: Path) -> dict[str, dict[str, list
     another; tokens that stand for no text count nowhere.
     """
     import jax
-    import numpy as np
 
     from lrkv_jax import load_run
     from lrkv_jax.training.loss import make_loss
@@ -131,11 +131,12 @@ def losses_of_documents(text: Path, directory: Path) -> dict[str, dict[str, list
                 nats_BT = np.asarray(losses(run.params, tokens_BU), np.float64)
             bytes_BT = bytes_V[tokens_BU[:, 1:]] * there_BT
             for b, owner in enumerate(owners[first : first + rows_of_batch]):
-                rows[owner][1] += float((nats_BT[b] * (bytes_BT[b] > 0)).sum())
-                rows[owner][2] += int((bytes_BT[b] > 0).sum())
-                rows[owner][3] += int(bytes_BT[b].sum())
-                rows[owner][4] += float((nats_BT[b] * (bytes_BT[b] > 0) * again_BT[b]).sum())
-                rows[owner][5] += int((bytes_BT[b] * again_BT[b]).sum())
+                row, text_T, again_T = rows[owner], bytes_BT[b] > 0, again_BT[b]
+                row[1] += float((nats_BT[b] * text_T).sum())
+                row[2] += int(text_T.sum())
+                row[3] += int(bytes_BT[b].sum())
+                row[4] += float((nats_BT[b] * text_T * again_T).sum())
+                row[5] += int((bytes_BT[b] * again_T).sum())
         kinds = found[split] = {}
         for kind, nats, tokens, size, copied, copied_size in rows:
             values = (round(nats, 3), tokens, size, round(copied, 3), copied_size)
@@ -143,10 +144,8 @@ def losses_of_documents(text: Path, directory: Path) -> dict[str, dict[str, list
     return found
 
 
-def seen_before(window_U: Any) -> Any:
+def seen_before(window_U: np.ndarray) -> np.ndarray:
     """Whether each token but the first followed the same token before in the window, [U − 1]."""
-    import numpy as np
-
     pairs_T2 = np.stack([window_U[:-1], window_U[1:]], axis=1)
     _, first_P, pair_T = np.unique(pairs_T2, axis=0, return_index=True, return_inverse=True)
     return first_P[pair_T.ravel()] < np.arange(len(pairs_T2))
