@@ -71,11 +71,11 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale, window=None):
     (B, T, H, K), G = q_BTHK.shape, k_BSGK.shape[2]
     S, groups = online.slots_of(k_BSGK, pages_BN), G
     if whole_rows := 1 < G < H and online.is_small_batch(T * H):
-        # On a CPU a product of each group copies the cache, which takes longer than zeros: all
-        # heads' queries meet a slot's whole row, and are zero where other groups' keys are.
+        # On a CPU a product of each group copies the cache, which takes longer than zeros: queries
+        # of all heads meet whole rows, a page at a time, and are zero where others' keys are.
         own_GNG1 = jnp.eye(G, dtype=q_BTHK.dtype)[:, None, :, None]
         q_BTHK = (q_BTHK.reshape(B, T, G, H // G, 1, K) * own_GNG1).reshape(B, T, H, G * K)
-        groups, chunk, small_batch = 1, min(S, online.LEAST), True
+        groups, chunk, small_batch = 1, min(S, plans.TILE), False
     else:
         small_batch = online.is_small_batch(T * H // G)
         chunk = online.default_chunk(S, small_batch, B * G * K, single_sequence=B * G == 1)
