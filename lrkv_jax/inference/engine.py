@@ -276,20 +276,21 @@ class Engine:
             reason = sequence.result.finish_reason or "cancelled"
             self.scheduler.finish(sequence, reason, retain=retain)
 
-    def advance(self) -> bool:
+    def advance(self, watched: bool = True) -> bool:
         """Start the next call, and read the one before; False when there is nothing to do.
 
+        Texts that nobody watches before they have ended wait until prompts are read.
         Whatever stops it half way, Ctrl-C too, the requests can go on: what was cached is read
         again.
         """
         try:
-            return self._advance()
+            return self._advance(watched)
         except BaseException:
             self.scheduler.reset(self._empty())
             raise
 
-    def _advance(self):
-        plan = self.scheduler.plan()
+    def _advance(self, watched):
+        plan = self.scheduler.plan(watched)
         if plan:
             self.calls.start(plan, self.scheduler)
         elif not self.calls.started:
@@ -302,7 +303,7 @@ class Engine:
     def finish(self, sequences: abc.Sequence[Sequence]) -> None:
         """Advance until these sequences are done."""
         while not all(sequence.done for sequence in sequences):
-            self.advance()
+            self.advance(watched=False)
 
     # Batches of texts.
 
@@ -315,11 +316,12 @@ class Engine:
         seed: int = 0,
         draws: Ids | None = None,
         stop: Ids = (),
+        watched: bool = True,
     ) -> Iterator[list[list[int]]]:
         """Yield the tokens of each prompt that are new since the last time, until all have ended.
 
         `stop` lists the tokens that end a text, and are not yielded. Text i draws from (seed,
-        draws[i], or i) and its positions alone.
+        draws[i], or i) and its positions alone. `watched` as in `advance`.
         """
         numbers = range(len(prompts)) if draws is None else draws
         options = {"sampling": sampling, "stop_token_ids": frozenset(stop)}
@@ -331,7 +333,7 @@ class Engine:
             shown = [0] * len(sequences)
             pairs = list(enumerate(sequences))
             while not all(shown[i] == len(one.output_ids) and one.done for i, one in pairs):
-                self.advance()
+                self.advance(watched)
                 new = [one.output_ids[shown[i] :] for i, one in pairs]
                 shown = [n + len(some) for n, some in zip(shown, new, strict=True)]
                 if any(new):
@@ -343,7 +345,7 @@ class Engine:
     def generate(self, prompts: abc.Sequence[Ids], max_new_tokens: int, **how) -> list[list[int]]:
         """The new tokens of each prompt, without the stop token; arguments as for `stream`."""
         texts: list[list[int]] = [[] for _ in prompts]
-        for new in self.stream(prompts, max_new_tokens, **how):
+        for new in self.stream(prompts, max_new_tokens, watched=False, **how):
             for text, some in zip(texts, new, strict=True):
                 text += some
         return texts

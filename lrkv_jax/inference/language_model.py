@@ -247,7 +247,7 @@ class LanguageModel:
                 running[number] = submit(number)
             if not running:
                 return
-            engine.advance()
+            engine.advance(watched=False)
             for number in [number for number, sequence in running.items() if is_over(sequence)]:
                 sequence = running.pop(number)
                 yield number, sequence

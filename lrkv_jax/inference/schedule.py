@@ -22,8 +22,9 @@ from lrkv_jax.inference.request import Phase, Sequence
 
 # Of the tokens that a request may be given, the share that it is expected to take.
 EXPECTED = 0.7
-# Calls that read prompts, at most, between two that decode.
-READS = 8
+# Calls that read prompts, at most, between two that decode, which take as long for one text as for
+# all: while somebody watches, and else.
+READS, READS_UNWATCHED = 8, 64
 # How much a text that ends moves the expected share.
 LEARNT = 0.1
 # Steps of a call while somebody waits, or reads and leaves rows empty: the fewest worth a call.
@@ -186,12 +187,13 @@ class Scheduler:
 
     # What is done next.
 
-    def plan(self) -> SchedulerOutput:
-        """The next call of each kind; pages and counts are taken as if it were done."""
+    def plan(self, watched: bool = True) -> SchedulerOutput:
+        """The next call of each kind, taken as done; `watched` as in `Engine.advance`."""
         self.last = plan = SchedulerOutput()
         self._admit(plan)
         reading = any(sequence.phase is Phase.PREFILLING for sequence in self.running)
-        self._read = (self._read + 1) % (READS + 1) if reading else 0
+        most = READS if watched else READS_UNWATCHED
+        self._read = (self._read + 1) % (most + 1) if reading else 0
         self._plan_calls(plan)
         if not plan and self._read:  # what was to be read was preempted
             self._read = 0

@@ -129,7 +129,7 @@ class Played:
 class World:
     """A scheduler and a device that answers one call late, and every invariant at every step."""
 
-    def __init__(self, slots, shards, pages, host_pages, expected, more, window):
+    def __init__(self, slots, shards, pages, host_pages, expected, more, window, watched):
         ahead = max(PREFILL.rows * PAGE, 2 * (STEPS + more) + 1)
         span = 0 if window is None else min(LENGTH, window + ahead) // PAGE + 2
         self.pools = [Pool(pages, window, span + 1, span) for _ in range(shards)]
@@ -139,10 +139,11 @@ class World:
         )  # fmt: skip
         self.device = Played(self.pools, pages, span + 1, slots, more)
         self.all: list[Sequence] = []
-        self.late = 1
+        self.late, self.watched = 1, watched
 
     def advance(self):
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(self.watched)
+        assert self.watched or not (plan.prefills and plan.decoding), "all prompts come first"
         if plan:
             self.device.do(plan)
         while len(self.device.answers) > (self.late if plan else 0):
@@ -198,11 +199,10 @@ def prompt_of(family, length):
     return [1 + (family * 7 + place * place) % 19 for place in range(length)]
 
 
+TEXT = {"kind": "text", "priority": 0, "cancel": None}
 # One comes back, is preempted in the same call, and has tokens that were read in between.
-RETURNING = [
-    {"prompt": (0, 46), "new": new, "kind": "text", "priority": 0, "wait": wait, "cancel": None}
-    for new, wait in ((84, 2), (84, 2), (38, 0))
-]
+RETURNING = [TEXT | {"prompt": (0, 46), "new": new, "wait": 2 * (new > 38)} for new in (84, 84, 38)]
+MANY = [TEXT | {"prompt": (family, 2 * PAGE), "new": 9, "wait": 0} for family in range(12)]
 
 
 @settings(max_examples=500, deadline=None, derandomize=True)
@@ -214,20 +214,20 @@ RETURNING = [
     st.sampled_from([0.0, 0.0, 0.7]),
     st.sampled_from([0, 13]),
     st.sampled_from([None, None, 5, 70]),
+    st.booleans(),
 )
-@example(RETURNING, (2, 2), 5, 100, 0.0, 13, 5)
+@example(RETURNING, (2, 2), 5, 100, 0.0, 13, 5, True)
+@example(MANY, (1, 12), 60, 100, 0.0, 0, None, False)
 def test_every_request_ends_with_its_own_text_and_gives_everything_back(
-    asked, sizes, pages, host_pages, expected, more, window
+    asked, sizes, pages, host_pages, expected, more, window, watched
 ):
     shards, each = sizes
-    world = World(shards * each, shards, pages, host_pages, expected, more, window)
+    world = World(shards * each, shards, pages, host_pages, expected, more, window, watched)
     cancels = []
     for what in asked:
         tokens = prompt_of(*what["prompt"])
         options = {"stop_token_ids": frozenset([STOP]), "priority": what["priority"]}
-        new = what["new"]
-        if what["kind"] in ("score", "next"):
-            new = 0
+        new = 0 if what["kind"] in ("score", "next") else what["new"]
         if what["kind"] == "score":
             right = []
             while len(right) < 11:
