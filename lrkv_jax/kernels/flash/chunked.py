@@ -94,11 +94,11 @@ def _backward(scale, chunk, window, saved, grad_BTHK):
         logits_BGXc = scale * jnp.matmul(q_nBGXW[i], k_nBGcW[j].swapaxes(2, 3), **_F32)
         weights_BGNcc = jnp.exp(logits_BGXc.reshape(*rows, chunk) - lse_nBGNc[i][..., None])
         weights_BGXc = jnp.where(seen(i, j), weights_BGNcc, 0).reshape(logits_BGXc.shape)
-        dv_BGcK = jnp.matmul(weights_BGXc.astype(dtype).swapaxes(2, 3), grad_nBGXK[i], **_F32)
+        dv_BGcK = jnp.matmul(_transposed(weights_BGXc.astype(dtype)), grad_nBGXK[i], **_F32)
         dweights_BGXc = jnp.matmul(grad_nBGXK[i], v_nBGcK[j].swapaxes(2, 3), **_F32)
         dlogits_BGXc = (scale * weights_BGXc * (dweights_BGXc - mean_nBGX1[i])).astype(dtype)
         dq_BGXW = jnp.matmul(dlogits_BGXc, k_nBGcW[j], **_F32)
-        dk_BGcW = jnp.matmul(dlogits_BGXc.swapaxes(2, 3), q_nBGXW[i], **_F32)
+        dk_BGcW = jnp.matmul(_transposed(dlogits_BGXc), q_nBGXW[i], **_F32)
         return (
             _put(dq_nBGXW, dq_nBGXW[i] + dq_BGXW, i),
             _put(dk_nBGcW, dk_nBGcW[j] + dk_BGcW, j),
@@ -115,6 +115,12 @@ def _backward(scale, chunk, window, saved, grad_BTHK):
 
 
 _attend.defvjp(_forward, _backward)
+
+
+def _transposed(x_BGXc):
+    """[B, G, c, X], laid out anew on a CPU, where XLA's product takes 2.5 times as long without."""
+    x_BGcX = x_BGXc.swapaxes(2, 3)
+    return jax.lax.optimization_barrier(x_BGcX) if jax.default_backend() == "cpu" else x_BGcX
 
 
 def _pairs(n, chunk, window):
