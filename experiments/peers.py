@@ -255,8 +255,10 @@ def decoding_peers(options, config):
     for cache in caches if options.transformers else ():
         script, how = "transformers_decode.py", {"cache": cache}
         yield f"transformers, {cache}", options.transformers, script, how
-    if options.llama and config["architectures"] == ["LlamaForCausalLM"]:
-        yield "llama", options.llama, "llama_decode.py", {}
+    if config["architectures"] == ["LlamaForCausalLM"]:
+        yield "plain JAX", sys.executable, "plain_decode.py", {}
+        if options.llama:
+            yield "llama", options.llama, "llama_decode.py", {}
     if options.vllm:
         yield "vllm", options.vllm, "vllm_decode.py", {}
 

@@ -15,7 +15,7 @@ from lrkv_jax.interop.export import export
 PROGRAM = Path(__file__).parents[3] / "experiments/peers.py"
 TRAINERS = ("torch eager", "torch compiled")
 OURS = ["lrkv_jax", "products alone"]
-DECODERS = [*OURS, "transformers, dynamic", "transformers, static"]
+DECODERS = [*OURS, "transformers, dynamic", "transformers, static", "plain JAX"]
 SHAPE = ("model.layers=1", "model.unroll=1", "model.width=32", "train.seq_len=16")
 HOW = ("--only=quickstart/lrkv", "--rounds=3", "--prompt=8", "--new=6")
 # One device, and nothing is compiled well: that takes minutes, and PyTorch a C++ compiler.
