@@ -23,8 +23,8 @@ from lrkv_jax.interop.shards import read as read_tensors
 def make(folder, requests, length, **_):
     config = json.loads((Path(folder) / "config.json").read_text())
     H, G = config["num_attention_heads"], config["num_key_value_heads"]
-    D, F, eps = config["hidden_size"], config["intermediate_size"], config["rms_norm_eps"]
-    K = D // H
+    F, eps = config["intermediate_size"], config["rms_norm_eps"]
+    K = config.get("head_dim") or config["hidden_size"] // H
     base = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
     tensors = read_tensors(Path(folder))
 
@@ -78,7 +78,7 @@ def make(folder, requests, length, **_):
             logits = jnp.einsum("BGNTK,BGSK->BGNTS", q_BGNTK, k_BGSK)
             weights = jax.nn.softmax(jnp.where(seen_TS, logits, -1e30))
             y_BGNTK = jnp.einsum("BGNTS,BGSK->BGNTK", weights, v_BGSK)
-            x_BTD += y_BGNTK.reshape(B, H, T, K).swapaxes(1, 2).reshape(B, T, D) @ out
+            x_BTD += y_BGNTK.reshape(B, H, T, K).swapaxes(1, 2).reshape(B, T, -1) @ out
             gated, plain = jnp.split(norm(x_BTD, gain_2) @ up, [F], axis=-1)
             x_BTD += (jax.nn.silu(gated) * plain) @ down
             new.append((k_BGSK, v_BGSK))
