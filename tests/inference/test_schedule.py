@@ -199,9 +199,9 @@ def prompt_of(family, length):
     return [1 + (family * 7 + place * place) % 19 for place in range(length)]
 
 
-TEXT = {"kind": "text", "priority": 0, "cancel": None}
+TEXT = {"prompt": (0, 46), "kind": "text", "priority": 0, "wait": 2, "cancel": None}
 # One comes back, is preempted in the same call, and has tokens that were read in between.
-RETURNING = [TEXT | {"prompt": (0, 46), "new": new, "wait": 2 * (new > 38)} for new in (84, 84, 38)]
+RETURNING = [TEXT | {"new": 84}, TEXT | {"new": 84}, TEXT | {"new": 38, "wait": 0}]
 MANY = [TEXT | {"prompt": (family, 2 * PAGE), "new": 9, "wait": 0} for family in range(12)]
 
 
