@@ -30,12 +30,14 @@ from lrkv_jax.inference.sampling import TOPS, Sampling
 from lrkv_jax.inference.schedule import Scheduler, Shape
 from lrkv_jax.kernels import dispatch
 from lrkv_jax.kernels.gpu.plan import MOST_QUERIES
-from lrkv_jax.models.accounting.counts import cache_bytes_per_token
+from lrkv_jax.models.accounting.counts import cache_bytes_per_token, parameter_counts
 from lrkv_jax.models.layers import resolve_dtype
 
 # Tokens of prompts that are read at once: memory is linear in it. A CPU takes as long
-# for a short prompt as for so many tokens, and gains little from more.
-PREFILL_CHUNK = {"cpu": 128, "gpu": 512}
+# for a short prompt as for so many tokens, and gains little from more. Of a model with fewer
+# parameters than SMALL it reads 1.2 to 1.3 times as fast so.
+PREFILL_CHUNK = {"cpu": 128, "cpu, small model": 256, "gpu": 512}
+SMALL = 16_000_000
 # Steps of one call: the host waits for none of them but the last.
 STEPS_PER_CALL = 16
 # Positions of a scored chunk; choices of a question are a few tokens long.
@@ -112,7 +114,9 @@ class Engine:
         each = -(-length // PAGE)  # pages of the longest request
         window = next(filter(None, config.windows), None)
         if prefill_chunk is None:
-            prefill_chunk = PREFILL_CHUNK.get(jax.default_backend(), PREFILL_CHUNK["gpu"])
+            small = parameter_counts(config).total < SMALL
+            on = "gpu" if jax.default_backend() != "cpu" else "cpu, small model" if small else "cpu"
+            prefill_chunk = PREFILL_CHUNK[on]
         sizes = {
             "batch": batch, "length": length, "pages": each if pages is None else pages,
             "prefill_chunk": prefill_chunk, "steps_per_call": steps_per_call,

@@ -21,7 +21,7 @@ PLAN = {
 # The lines that each package may have.
 BUDGET = {
     "config": 1773, "models": 3342, "kernels": 3076, "optim": 468, "distributed": 1490,
-    "training": 3006, "data": 3309, "inference": 3280, "serving": 1918, "evaluation": 1537,
+    "training": 3006, "data": 3309, "inference": 3282, "serving": 1918, "evaluation": 1537,
     "interop": 2252, "cli": 1702, "lab": 8193, "": 231,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
