@@ -137,7 +137,7 @@ def test_memory_is_linear_in_the_sequence():
 def test_the_longest_sequences_choose_tiles_and_what_cannot_be_chosen_is_refused(caplog):
     dispatch._log_once.cache_clear()
     with caplog.at_level("INFO", logger="lrkv_jax.kernels"):
-        chosen = [flash.choose(*arrays(1, T, 1, 1, 8, 8)[:3]) for T in (8, 511, 512, 4096)]
+        chosen = [flash.choose(*arrays(1, T, 1, 1, 8, 8)[:3]) for T in (8, 2047, 2048, 4096)]
     assert chosen == ["dot_product", "dot_product", "chunked", "chunked"]
     assert [record.message for record in caplog.records] == [
         f"causal_attention runs on {name}: the backend is cpu, not a GPU"

@@ -9,15 +9,16 @@ Three implementations behind one function:
 | `cudnn`       | cuDNN's flash attention, on an NVIDIA GPU      | O(B·H·T)                    |
 
 `auto` takes cuDNN wherever it supports the arrays (`lrkv_jax.kernels.flash.cudnn` has its limits);
-elsewhere `dot_product` below `DOT_PRODUCT_BELOW` positions and `chunked` from there on. The choice
-and its reason are logged once, as a warning where a GPU goes without cuDNN. The other names force
-one; `cudnn` raises where it cannot run.
+elsewhere `dot_product` below `dot_product_below()` positions and `chunked` from there on. The
+choice and its reason are logged once, as a warning where a GPU goes without cuDNN. The other names
+force one; `cudnn` raises where it cannot run.
 
 All three respect documents: tokens of different segments never see each other.
 
 B batch  T positions  H heads  G key/value heads  W logit width  K head width
 """
 
+import jax
 from jaxtyping import Array, Float, Int
 
 from lrkv_jax.errors import LrkvError
@@ -31,9 +32,14 @@ _RUN = {
 }
 IMPLEMENTATIONS = ("auto", *_RUN)
 
-# From here on the loop over tiles is the faster one on two CPU cores, forward and backward: at 512
-# positions 0.2 to 0.8 of the time of strips, at 256 it is 1.3 of it.
-DOT_PRODUCT_BELOW = 512
+
+def dot_product_below() -> int:
+    """From so many positions on, `chunked`.
+
+    On two CPU cores a step of the quickstart's model is 1.12 times as fast with strips at 512
+    positions, and 1.36 at 1,024; there it takes half as much memory again.
+    """
+    return 2048 if jax.default_backend() == "cpu" else 512
 
 
 def causal_attention(
@@ -69,9 +75,7 @@ def choose(q_BTHW, k_BTGW, v_BTGK, segments_BT=None, impl="auto"):
         if unsupported_reason:
             raise LrkvError(f"{name} cannot run as cudnn: {unsupported_reason}; use auto")
         return dispatch.settle(name, impl, "asked for")
-    T = q_BTHW.shape[1]
-    chosen = (
-        "cudnn" if not unsupported_reason else "dot_product" if T < DOT_PRODUCT_BELOW else "chunked"
-    )
+    without = "dot_product" if q_BTHW.shape[1] < dot_product_below() else "chunked"
+    chosen = without if unsupported_reason else "cudnn"
     reason = unsupported_reason or "a GPU with cuDNN is available"
     return dispatch.settle(name, chosen, reason, best="cudnn")
