@@ -128,10 +128,12 @@ def join(module: Any) -> None:
     """Lay the weights that `module.joins` names side by side in one matrix [D, F], in place.
 
     All multiply the same x. For decoding on a CPU: a product of one row is read at the speed of
-    memory if it is long, and each wakes the threads and waits for them.
+    memory if it is long, and each wakes the threads and waits for them. A base class's `joins` do
+    not count: a subclass may use these weights otherwise.
     """
     start, matrices = 0, []
-    names = [name for name in module.joins if getattr(module, name, None) is not None]
+    joins = vars(type(module)).get("joins", ())
+    names = [name for name in joins if getattr(module, name, None) is not None]
     for name in names if len(names) > 1 else ():
         weight = getattr(module, name)
         kernel = jnp.moveaxis(weight[...], weight.get_metadata("spec").batch, 0)

@@ -59,7 +59,7 @@ class Attention(nnx.Module):
 
     A cache of S slots serves sequences of up to S tokens, each with a length. `axis_rules`
     are pairs of a logical axis and the mesh axes that shard it, before those of `RULES`. `joins`
-    names the weights that a layer multiplies with x through `product`.
+    names the weights that a layer multiplies with x through `product`; no subclass inherits it.
     """
 
     axis_rules: tuple[tuple[str, Any], ...] = ()

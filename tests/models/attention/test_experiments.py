@@ -11,9 +11,11 @@ from support.variants import HEAD_WIDTH, HEADS, WIDTH, error, random_model, smal
 
 from lrkv_jax.config.attention import variant_class
 from lrkv_jax.models.attention import LRKV
+from lrkv_jax.models.weights import join
 from lrkv_jax.optim.muon import scale_by_muon
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
+ONE_TABLE = "controls:OneTable"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,10 +33,6 @@ def per_head(**how):
     return variant_class("mechanism.variants:PerHead")(**how)
 
 
-def one_table(**how):
-    return variant_class("controls:OneTable")(**how)
-
-
 def layer_of(attention):
     return random_model(small(attention, layers=1)).blocks[0].attention
 
@@ -48,8 +46,7 @@ def forward(layer, x_BTD):
 def decoded(layer, x_BTD):
     """The last three tokens' outputs from the cache."""
     B, T, _ = x_BTD.shape
-    cache = layer.init_cache(B, T, jnp.float32)
-    _, cache = layer.decode(x_BTD[:, :-3], cache, jnp.zeros(B, int))
+    cache = layer.decode(x_BTD[:, :-3], layer.init_cache(B, T, jnp.float32), jnp.zeros(B, int))[1]
     return layer.decode(x_BTD[:, -3:], cache, jnp.full(B, T - 3))[0]
 
 
@@ -63,18 +60,23 @@ X_BTD = np.float32(np.random.default_rng(0).standard_normal((2, 12, WIDTH)))
         pytest.param(lambda: per_head(factored=True), marks=pytest.mark.slow),
         pytest.param(lambda: per_head(rate=2.0), marks=pytest.mark.slow),
         pytest.param(lambda: variant_class("controls:WideMHA")(more=4), marks=pytest.mark.slow),
-        pytest.param(lambda: one_table(rank=3, rope="latent"), marks=pytest.mark.slow),
+        pytest.param(
+            lambda: variant_class(ONE_TABLE)(rank=3, rope="latent"), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_each_decodes_what_its_forward_says(attention):
     layer = layer_of(attention())
-    assert error(decoded(layer, X_BTD), forward(layer, X_BTD)[:, -3:]) <= 1e-5
+    whole_BTD = forward(layer, X_BTD)
+    join(layer)  # as an engine does
+    assert error(decoded(layer, X_BTD), whole_BTD[:, -3:]) <= 1e-5
 
 
 @pytest.mark.slow
 def test_latents_of_one_table_are_lrkv_s_where_they_are_as_wide_as_heads():
+    kinds = variant_class(ONE_TABLE), LRKV
     for rank, same in ((HEAD_WIDTH, True), (4, False)):
-        ours, theirs = (layer_of(kind(rank=rank, rope="latent")) for kind in (one_table, LRKV))
+        ours, theirs = (layer_of(kind(rank=rank, rope="latent")) for kind in kinds)
         assert (error(forward(ours, X_BTD), forward(theirs, X_BTD)) < 1e-6) == same
 
 
