@@ -33,11 +33,6 @@ from lrkv_jax.kernels.gpu.plan import MOST_QUERIES
 from lrkv_jax.models.accounting.counts import cache_bytes_per_token, parameter_counts
 from lrkv_jax.models.layers import resolve_dtype
 
-# Tokens of prompts that are read at once: memory is linear in it. A CPU takes as long
-# for a short prompt as for so many tokens, and gains little from more. Of a model with fewer
-# parameters than SMALL it reads 1.2 to 1.3 times as fast so.
-PREFILL_CHUNK = {"cpu": 128, "cpu, small model": 256, "gpu": 512}
-SMALL = 16_000_000
 # Steps of one call: the host waits for none of them but the last.
 STEPS_PER_CALL = 16
 # Positions of a scored chunk; choices of a question are a few tokens long.
@@ -113,10 +108,7 @@ class Engine:
             raise LrkvError("an Engine of a ModelConfig needs its parameters and a length")
         each = -(-length // PAGE)  # pages of the longest request
         window = next(filter(None, config.windows), None)
-        if prefill_chunk is None:
-            small = parameter_counts(config).total < SMALL
-            on = "gpu" if jax.default_backend() != "cpu" else "cpu, small model" if small else "cpu"
-            prefill_chunk = PREFILL_CHUNK[on]
+        prefill_chunk = _prefill_chunk(config) if prefill_chunk is None else prefill_chunk
         sizes = {
             "batch": batch, "length": length, "pages": each if pages is None else pages,
             "prefill_chunk": prefill_chunk, "steps_per_call": steps_per_call,
@@ -402,3 +394,11 @@ class Engine:
                 f"{tokens} tokens and {more} more do not fit a cache of {self.length}: shorten the "
                 "prompt or make the cache longer"
             )
+
+
+def _prefill_chunk(config):
+    """Tokens of prompts that are read at once: memory is linear in it."""
+    # A CPU takes as long for a short prompt, and only small models gain by more: 1.2 to 1.3.
+    if jax.default_backend() != "cpu":
+        return 512
+    return 256 if parameter_counts(config).total < 16_000_000 else 128

@@ -17,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from lrkv_jax.kernels.online import MASKED
 
-_F32 = {"preferred_element_type": jnp.float32}
+matmul = partial(jnp.matmul, preferred_element_type=jnp.float32)
 
 
 def default_chunk(T):
@@ -46,7 +46,7 @@ def _forward(q_BTHW, k_BTGW, v_BTGK, segments_BT, scale, chunk, window):
     def tile(carry, pair):
         out_nBGNcK, lse_nBGNc, sums_BGNcK, total_BGNc, peak_BGNc = carry
         i, j = pair
-        logits_BGXc = scale * jnp.matmul(q_nBGXW[i], k_nBGcW[j].swapaxes(2, 3), **_F32)
+        logits_BGXc = scale * matmul(q_nBGXW[i], k_nBGcW[j].swapaxes(2, 3))
         logits_BGNcc = jnp.where(seen(i, j), logits_BGXc.reshape(*rows, chunk), MASKED)
         # A query chunk's first tile is the diagonal one: every row sees itself there.
         last_BGNc = jnp.where(i == j, MASKED, peak_BGNc)
@@ -55,7 +55,7 @@ def _forward(q_BTHW, k_BTGW, v_BTGK, segments_BT, scale, chunk, window):
         weights_BGNcc = jnp.exp(logits_BGNcc - peak_BGNc[..., None])
         total_BGNc = decay_BGNc * total_BGNc + weights_BGNcc.sum(axis=-1)
         weights_BGXc = weights_BGNcc.reshape(B, G, -1, chunk).astype(v_BTGK.dtype)
-        new_BGXK = jnp.matmul(weights_BGXc, v_nBGcK[j], **_F32)
+        new_BGXK = matmul(weights_BGXc, v_nBGcK[j])
         sums_BGNcK = decay_BGNc[..., None] * sums_BGNcK + new_BGXK.reshape(*rows, K)
         # Only a query chunk's last tile leaves its mean; what is written before is overwritten.
         mean_BGNcK = (sums_BGNcK / total_BGNc[..., None]).astype(v_BTGK.dtype)
@@ -91,14 +91,14 @@ def _backward(scale, chunk, window, saved, grad_BTHK):
     def tile(carry, pair):
         dq_nBGXW, dk_nBGWc, dv_nBGKc = carry
         i, j = pair
-        logits_BGXc = scale * jnp.matmul(q_nBGXW[i], k_nBGcW[j].swapaxes(2, 3), **_F32)
+        logits_BGXc = scale * matmul(q_nBGXW[i], k_nBGcW[j].swapaxes(2, 3))
         weights_BGNcc = jnp.exp(logits_BGXc.reshape(*rows, chunk) - lse_nBGNc[i][..., None])
         weights_BGXc = jnp.where(seen(i, j), weights_BGNcc, 0).reshape(logits_BGXc.shape)
-        dv_BGKc = jnp.matmul(transposed(grad_nBGXK[i]), weights_BGXc.astype(dtype), **_F32)
-        dweights_BGXc = jnp.matmul(grad_nBGXK[i], v_nBGcK[j].swapaxes(2, 3), **_F32)
+        dv_BGKc = matmul(transposed(grad_nBGXK[i]), weights_BGXc.astype(dtype))
+        dweights_BGXc = matmul(grad_nBGXK[i], v_nBGcK[j].swapaxes(2, 3))
         dlogits_BGXc = (scale * weights_BGXc * (dweights_BGXc - mean_nBGX1[i])).astype(dtype)
-        dq_BGXW = jnp.matmul(dlogits_BGXc, k_nBGcW[j], **_F32)
-        dk_BGWc = jnp.matmul(transposed(q_nBGXW[i]), dlogits_BGXc, **_F32)
+        dq_BGXW = matmul(dlogits_BGXc, k_nBGcW[j])
+        dk_BGWc = matmul(transposed(q_nBGXW[i]), dlogits_BGXc)
         return (
             _put(dq_nBGXW, dq_nBGXW[i] + dq_BGXW, i),
             _put(dk_nBGWc, dk_nBGWc[j] + dk_BGWc, j),

@@ -14,11 +14,12 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from lrkv_jax.kernels.flash.chunked import transposed
+from lrkv_jax.kernels.flash.chunked import matmul, transposed
 from lrkv_jax.kernels.online import MASKED
 
 # Queries of a strip, at least. On two CPU cores four strips of 64 take 0.76 of the time of one of
-# 256, forward and backward. Longer sequences have four as well, since each is compiled apart.
+# 256, forward and backward. Longer sequences have four as well, since each is compiled apart, or
+# with a window strips as wide as that.
 STRIP = 64
 
 
@@ -61,16 +62,13 @@ def causal_attention(q_BTHW, k_BTGW, v_BTGK, *, scale, segments_BT=None, window=
     return checkpoint_name(out_BTHK, "attended")
 
 
-_matmul = partial(jnp.matmul, preferred_element_type=jnp.float32)
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _product(left, right_BGCS, of_transposed):
     """left [B, G, X, C] · right in float32; or left [B, G, X, S] · rightᵀ.
 
     Right's gradient has its layout, so that what is transposed for it is as narrow as a head.
     """
-    return _matmul(left, right_BGCS.mT if of_transposed else right_BGCS)
+    return matmul(left, right_BGCS.mT if of_transposed else right_BGCS)
 
 
 def _forward(left, right_BGCS, of_transposed):
@@ -79,9 +77,9 @@ def _forward(left, right_BGCS, of_transposed):
 
 def _backward(of_transposed, saved, grad):
     left, right_BGCS = saved
-    of_left = _matmul(grad, right_BGCS if of_transposed else right_BGCS.mT)
+    of_left = matmul(grad, right_BGCS if of_transposed else right_BGCS.mT)
     narrow_BGXC, wide_BGXS = (grad, left) if of_transposed else (left, grad)
-    of_right_BGCS = _matmul(transposed(narrow_BGXC), wide_BGXS)
+    of_right_BGCS = matmul(transposed(narrow_BGXC), wide_BGXS)
     return of_left.astype(left.dtype), of_right_BGCS.astype(right_BGCS.dtype)
 
 
