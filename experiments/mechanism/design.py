@@ -12,6 +12,11 @@ a matrix for each head. At a quarter of a run LRKV was ahead of MHA, at its end 
 `hybrids`: three layers of four see 128 positions of 1,024, and the fourth all. Does LRKV's gain
 stay when one layer in four has it, and what does its key lose without rotations?
 
+`controls`: does what is between MHA and LRKV survive what trainers do today? Behind a + in a
+variant's name stands an arm: weight decay that is cautious, AdamW's rates tuned in place of Muon's,
+or the mean of the weights of a run's last tenth, which needs no run of its own. Embeddings that are
+added to values are no arm: layers here see hidden states, not tokens.
+
 Value of a run: bits per byte of `test`, the mean over its kinds of text (`bits_per_byte`). Seeds
 are blocks, and one model of variant and seed takes all variants
 (`lrkv_jax.lab.report.comparison`). With a standard deviation of 0.0020 over seeds within a pair,
@@ -36,7 +41,8 @@ class Part:
 
     config: a file beside this one. text: a folder that `text.py` made. runs: a file of results.
     contrasts: weights of the variants' means; a negative value says that what stands first has the
-    lower loss. equal_within: margins of two one-sided tests of some of them.
+    lower loss. equal_within: margins of two one-sided tests of some of them. averaged: variants
+    whose runs are kept once more with the mean of their last weights.
     """
 
     config: str
@@ -46,7 +52,13 @@ class Part:
     seeds: tuple[int, ...]
     contrasts: Mapping[str, Mapping[str, float]]
     equal_within: Mapping[str, float] = field(default_factory=dict)
+    averaged: tuple[str, ...] = ()
     steps: int = 1953
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """The names of runs in the file: the variants, and those with averaged weights."""
+        return (*self.variants, *(f"{name}+average" for name in self.averaged))
 
     @property
     def rate_steps(self) -> int:
@@ -99,7 +111,32 @@ HYBRIDS = Part(
     },
     equal_within={"LRKV-8 none - LRKV-8 full": 0.003},  # are rotations worth nothing there?
 )  # fmt: skip
-PARTS = {"factorial": FACTORIAL, "size": SIZE, "hybrids": HYBRIDS, "length": LENGTH}
+ARMS = {"cautious": "cautious decay", "adamw": "AdamW's rates tuned", "average": "averaged"}
+CONTROLS = Part(
+    config="mechanism.yaml", text="text", runs="controls.jsonl", seeds=(0, 1, 2, 3),
+    variants=(
+        "mha", "lrkv_latent", "mha+cautious", "lrkv_latent+cautious", "mha+adamw",
+        "lrkv_latent+adamw",
+    ),
+    averaged=("mha", "lrkv_latent"),
+    contrasts={
+        "LRKV latent - MHA": {"lrkv_latent": 1, "mha": -1},
+        **{
+            f"LRKV latent - MHA, both {said}": {f"lrkv_latent+{arm}": 1, f"mha+{arm}": -1}
+            for arm, said in ARMS.items()
+        },
+        **{
+            f"{said} - neither, of both": {
+                f"lrkv_latent+{arm}": 0.5, f"mha+{arm}": 0.5, "lrkv_latent": -0.5, "mha": -0.5,
+            }
+            for arm, said in ARMS.items()
+        },
+    },
+)  # fmt: skip
+PARTS = {
+    "factorial": FACTORIAL, "size": SIZE, "hybrids": HYBRIDS, "length": LENGTH,
+    "controls": CONTROLS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,6 +151,24 @@ class Planned:
     @property
     def name(self) -> str:
         return f"{self.variant}-{self.rate:g}-{self.steps}-seed{self.seed}"
+
+
+def settings(part: Part, run: Planned) -> dict[str, object]:
+    """What a run changes in its part's file. A run's rate is Muon's, or of `adamw` the head's."""
+    attention, _, arm = run.variant.partition("+")
+    found = {
+        "attention": attention, "optimizer.matrix_lr": run.rate, "train.steps": run.steps,
+        "train.seed": run.seed, "data.shuffle_seed": run.seed,
+    }  # fmt: skip
+    if part.averaged:  # of the last tenth
+        found |= {"train.save_every": 25, "train.max_checkpoints": 8}
+    if arm == "cautious":  # by as much as the paper's configurations decay
+        decays = {"optimizer.matrix_decay": 0.1, "optimizer.head_decay": 0.1}
+        found |= decays | {"optimizer.cautious_decay": "true"}
+    elif arm == "adamw":  # Muon's is both variants' own; the embedding's stays 37.5 of the head's
+        both = {"optimizer.head_lr": run.rate, "optimizer.embedding_lr": 37.5 * run.rate}
+        found |= both | {"optimizer.matrix_lr": 0.01}
+    return found
 
 
 def bits_per_byte(documents: Mapping[str, Sequence[Sequence[float]]]) -> float:

@@ -1,6 +1,6 @@
 """Trains the runs of `design.py` on one core, one after another, and keeps what they found.
 
-    python experiments/mechanism/runs.py [factorial | hybrids] [--core 1] [--hours H]
+    python experiments/mechanism/runs.py [PART] [--core 1] [--hours H]
 
 Needs the text that `text.py` builds. A run that was stopped goes on from its checkpoint. A run that
 the part's file in `experiments/results/mechanism` has is left out, and its folder is deleted. A
@@ -68,8 +68,7 @@ def train(part: design.Part, run: design.Planned, core: int, deadline: float) ->
     """Train a run, or go on with it; False if the time ended first. Raises if it fails."""
     command = [
         sys.executable, "-m", "lrkv_jax.cli", "train", str(HERE / part.config),
-        f"attention={run.variant}", f"optimizer.matrix_lr={run.rate:g}",
-        f"train.steps={run.steps}", f"train.seed={run.seed}", f"data.shuffle_seed={run.seed}",
+        *(f"{name}={value}" for name, value in design.settings(part, run).items()),
         f"run_dir={folder_of(part, run)}",
     ]  # fmt: skip
     left = max(1, round(deadline - time.time()))
@@ -93,11 +92,12 @@ def folder_of(part: design.Part, run: design.Planned) -> Path:
     return FOLDER / "runs" / f"{Path(part.runs).stem}-{run.name}"
 
 
-def losses_of_documents(text: Path, directory: Path) -> dict[str, dict[str, list]]:
+def losses_of_documents(text: Path, directory: Path, average: bool) -> dict[str, dict[str, list]]:
     """{split: {kind: [(nats, tokens, bytes, and those copied) of each document]}} of a run.
 
     A document is read from its beginning, in windows of the run's context that see nothing of one
-    another; tokens that stand for no text count nowhere.
+    another; tokens that stand for no text count nowhere. `average` takes the mean of the parameters
+    at the checkpoints of the run's last tenth.
     """
     import jax
 
@@ -105,6 +105,11 @@ def losses_of_documents(text: Path, directory: Path) -> dict[str, dict[str, list
     from lrkv_jax.training.loss import make_loss
 
     run = load_run(directory)
+    params = run.params
+    if average:
+        steps = [int(path.name) for path in directory.glob("checkpoints/[0-9]*")]
+        last = [load_run(directory, step=step).params for step in steps if step > 0.9 * run.step]
+        params = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *last)
     context = run.config.train.seq_len
     losses = jax.jit(make_loss(run.config.model, run.mesh, chunk=run.config.train.loss_chunk))
     bytes_V = run.tokenizer.token_bytes_up_to(run.config.model.vocabulary)
@@ -128,7 +133,7 @@ def losses_of_documents(text: Path, directory: Path) -> dict[str, dict[str, list
                 tokens_BU[b, : T + 1], there_BT[b, :T] = window, True
                 again_BT[b, :T] = seen_before(window)
             with jax.set_mesh(run.mesh):
-                nats_BT = np.asarray(losses(run.params, tokens_BU), np.float64)
+                nats_BT = np.asarray(losses(params, tokens_BU), np.float64)
             bytes_BT = bytes_V[tokens_BU[:, 1:]] * there_BT
             for b, owner in enumerate(owners[first : first + rows_of_batch]):
                 row, text_T, again_T = rows[owner], bytes_BT[b] > 0, again_BT[b]
@@ -151,16 +156,16 @@ def seen_before(window_U: np.ndarray) -> np.ndarray:
     return first_P[pair_T.ravel()] < np.arange(len(pairs_T2))
 
 
-def record(part: design.Part, run: design.Planned) -> dict:
-    """What is kept of a run that has ended."""
+def record(part: design.Part, run: design.Planned, average: bool = False) -> dict:
+    """What is kept of a run that has ended, or of the average of its last weights."""
     directory = folder_of(part, run)
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     history = [json.loads(line) for line in (directory / "history.jsonl").read_text().splitlines()]
     starts = [row for row in history if row["event"] == "start"]
     commit = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=ROOT, text=True).strip()
     return {
-        "variant": run.variant, "rate": run.rate, "seed": run.seed, "steps": run.steps,
-        "commit": commit,
+        "variant": f"{run.variant}+average" if average else run.variant,
+        "rate": run.rate, "seed": run.seed, "steps": run.steps, "commit": commit,
         "processors": sorted({row["device"] for row in starts}),
         "cores": sorted({row["cores"] for row in starts}),
         "versions": {name: version(name) for name in ("jax", "jaxlib", "numpy", "optax")},
@@ -171,7 +176,7 @@ def record(part: design.Part, run: design.Planned) -> dict:
             for row in rows
             if "validation_bpb" in row
         ],
-        "documents": losses_of_documents(FOLDER / part.text, directory),
+        "documents": losses_of_documents(FOLDER / part.text, directory, average),
     }  # fmt: skip
 
 
@@ -190,10 +195,12 @@ def main() -> None:
         raise SystemExit(f"error: there is no {FOLDER / part.text}: {HERE / 'text.py'} makes it")
     if chosen.record:
         run = design.Planned(**json.loads(chosen.record))
-        line = json.dumps(record(part, run)) + "\n"
+        rows = [record(part, run)]
+        if run.variant in part.averaged:
+            rows.append(record(part, run, average=True))
         RESULTS.mkdir(parents=True, exist_ok=True)
         with (RESULTS / part.runs).open("a", encoding="utf-8") as file:
-            file.write(line)
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
         return
     deadline = time.time() + 3600 * chosen.hours
     while run := next_run(part, runs := kept(RESULTS / part.runs)):

@@ -253,6 +253,9 @@ class OptimizerConfig(Group):
     head_decay: NonNegativeFloat = semantics("Weight decay of the head.", 0.1)
     # Decaying an embedding at rate 0.2 · 0.1 would erase it: 0.98^1000 = 1.7e-9.
     embedding_decay: NonNegativeFloat = semantics("Weight decay of the embedding.", 0.0)
+    cautious_decay: bool = semantics(
+        "Decay only the entries that the update moves towards 0, and less with each step.", False
+    )
     beta1: Fraction = semantics("Decay of AdamW's first moment.", 0.9)
     beta2: Fraction = semantics("Decay of AdamW's second moment.", 0.95)
     adam_eps: PositiveFloat = semantics("Added to AdamW's denominator.", 1e-10)

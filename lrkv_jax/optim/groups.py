@@ -53,11 +53,16 @@ def make_optimizer(
     def rate(group: str) -> optax.Schedule:
         return lambda step: rates(step)[group]
 
+    def decayed(decay: float) -> optax.GradientTransformation:
+        if not config.cautious_decay:
+            return optax.add_decayed_weights(decay)
+        return _cautious(optax.linear_schedule(decay, 0.0, max(total_steps - 1, 1)))
+
     def adamw(group: str, decay: float) -> optax.GradientTransformation:
-        return optax.adamw(
-            rate(group), config.beta1, config.beta2, config.adam_eps, weight_decay=decay,
-            mu_dtype=config.moments_dtype,
-        )  # fmt: skip
+        moments = optax.scale_by_adam(
+            config.beta1, config.beta2, config.adam_eps, mu_dtype=config.moments_dtype
+        )
+        return optax.chain(moments, decayed(decay), optax.scale_by_learning_rate(rate(group)))
 
     muon = scale_by_muon(
         # optax hides the other groups' leaves behind MaskedNode; the specs follow.
@@ -70,7 +75,7 @@ def make_optimizer(
     rules = {
         "matrix": optax.chain(
             muon,
-            optax.add_decayed_weights(config.matrix_decay),
+            decayed(config.matrix_decay),
             optax.scale_by_learning_rate(rate("matrix")),
         ),
         "embedding": adamw("embedding", config.embedding_decay),
@@ -81,6 +86,18 @@ def make_optimizer(
     rules = optax.partition(rules, jax.tree.map(lambda s: s.group, specs))
     clip = optax.identity() if config.grad_clip is None else _clip(config.grad_clip, specs)
     return optax.chain(clip, rules)
+
+
+def _cautious(decay: optax.Schedule) -> optax.GradientTransformation:
+    """Add decay · w to a direction where it has w's sign or is 0."""
+    everywhere = optax.add_decayed_weights(decay)
+
+    def update(directions, state, params):
+        decayed, state = everywhere.update(directions, state, params)
+        choose = lambda d, w, both: jnp.where(d * w >= 0, both, d)  # noqa: E731
+        return jax.tree.map(choose, directions, params, decayed), state
+
+    return optax.GradientTransformation(everywhere.init, update)
 
 
 def _clip(most: float, specs: Any) -> optax.GradientTransformation:

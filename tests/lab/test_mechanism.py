@@ -19,12 +19,16 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 def test_a_part_says_its_runs_and_asks_of_means_that_it_has(pages):
     """First all rates; an end of them asks for the next; then a seed of all variants at a time."""
     for part in pages.design.PARTS.values():
-        path = EXPERIMENTS / "mechanism" / part.config
-        configs = [load_config(path, [f"attention={variant}"]) for variant in part.variants]
-        assert len({config.model.attention for config in configs}) == len(configs)
+        path, configs = EXPERIMENTS / "mechanism" / part.config, set()
+        for variant in part.variants:
+            run = pages.design.Planned(variant, 0.02, 0, part.steps)
+            changed = pages.design.settings(part, run)
+            config = load_config(path, [f"{name}={value}" for name, value in changed.items()])
+            configs.add((config.model.attention, config.optimizer))
+        assert len(configs) == len(part.variants)
         assert part.equal_within.keys() <= part.contrasts.keys()
         for weights in part.contrasts.values():
-            assert sum(weights.values()) == 0 and weights.keys() <= set(part.variants)
+            assert sum(weights.values()) == 0 and weights.keys() <= set(part.kept)
         made, best = [], {variant: 0.014 for variant in part.variants} | {"mha": 0.01}
         while run := pages.runs.next_run(part, made):
             loss = abs(log(run.rate / best[run.variant]))
@@ -65,10 +69,10 @@ def planted(part, rng):
     copied = {kind: rng.uniform(0, 0.5, 60) for kind in sizes}
     helped = {
         (v, kind): rng.normal(0, 0.02, 60) + (v == "mqa") * copied[kind]
-        for v in part.variants
+        for v in part.kept
         for kind in sizes
     }
-    for v, variant in enumerate(part.variants):
+    for v, variant in enumerate(part.kept):
         for seed in part.seeds:
             level = 2 + 0.01 * v + 0.05 * seed + rng.normal(0, 0.001)
             test = {
@@ -87,7 +91,7 @@ def planted(part, rng):
 
 def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path, monkeypatch):
     rng, kept = np.random.default_rng(0), {}
-    for name in ("hybrids", "factorial"):
+    for name in ("hybrids", "controls", "factorial"):
         part = pages.design.PARTS[name]
         kept = list(planted(part, rng))
         short = [
@@ -103,7 +107,8 @@ def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path
     out = str(tmp_path / "hybrids_costs.json")
     monkeypatch.setattr("sys.argv", ["", "--length", "64", "--rounds", "1", "--out", out])
     costs.main()
-    names = [f"{part}{rest}" for part in ("factorial", "hybrids") for rest in ("", " contrasts")]
+    parts = ("factorial", "hybrids", "controls")
+    names = [f"{part}{rest}" for part in parts for rest in ("", " contrasts")]
     names += ["hybrids costs", "copying"]
     marks = [f"<!-- {name} -->\n<!-- end of {name} -->" for name in names]
     (tmp_path / "results.md").write_text("\n".join(marks))
@@ -134,7 +139,7 @@ def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path
     assert set(found) == set(part.contrasts) and (tmp_path / "factorial.png").exists()
     page = (tmp_path / "results.md").read_text()
     assert f"{one['difference']:+.4f}" in page and "| `lrkv_latent` " in page
-    assert len(re.findall(r"\| +0\.01 \|", page)) == 9 + 5
+    assert len(re.findall(r"\| +0\.01 \|", page)) == 9 + 5 + 8
     last = re.compile(r"\| `(\w+)` .* ([+-][.\d]+) \([^|]*\| *$", re.M)
     slopes = {name: float(slope) for name, slope in last.findall(page.split("copying")[1])}
     assert slopes["mqa"] == pytest.approx(0.1, abs=0.01) and abs(slopes["both"]) < 0.01

@@ -118,8 +118,11 @@ def test_clip_uses_the_norm_over_all_groups_before_anything_else(scale):
     )
 
 
-def numpy_adamw(parameters, gradients, rates, decay, beta1=0.9, beta2=0.95, eps=1e-10):
-    """Loshchilov & Hutter's Algorithm 2 in float64, decay scaled by the learning rate."""
+def numpy_adamw(parameters, gradients, rates, decay, cautious, beta1=0.9, beta2=0.95, eps=1e-10):
+    """Loshchilov & Hutter's Algorithm 2 in float64, decay scaled by the learning rate.
+
+    Cautious: decayed where direction and weight agree in sign, by a share that is 0 at the end.
+    """
     w = np.asarray(parameters, np.float64)
     m, v = np.zeros_like(w), np.zeros_like(w)
     for t, (g, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
@@ -127,14 +130,17 @@ def numpy_adamw(parameters, gradients, rates, decay, beta1=0.9, beta2=0.95, eps=
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g**2
         direction = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
-        w = w - rate * (direction + decay * w)
+        share = (direction * w >= 0) * (TOTAL - t) / (TOTAL - 1) if cautious else 1.0
+        w = w - rate * (direction + decay * share * w)
     return w
 
 
-def test_embedding_head_and_gains_follow_adamw_under_the_schedule():
+@pytest.mark.parametrize("cautious", [False, True])
+def test_embedding_head_and_gains_follow_adamw_under_the_schedule(cautious):
     optimizer = optimizer_of(
-        warmup_steps=3, schedule="linear", min_lr_ratio=0.1, embedding_decay=0.05, head_decay=0.2
-    )
+        warmup_steps=3, schedule="linear", min_lr_ratio=0.1, embedding_decay=0.05, head_decay=0.2,
+        cautious_decay=cautious,
+    )  # fmt: skip
     parameters, gradients = random_tree(0), [random_tree(seed) for seed in range(1, 7)]
     state, trained = optimizer.init(parameters), parameters
     for gradient in gradients:
@@ -150,16 +156,18 @@ def test_embedding_head_and_gains_follow_adamw_under_the_schedule():
     ):
         pick = lambda tree, keys=keys: tree[keys[0]][keys[1]]  # noqa: E731
         rates, own = [peak * factor for factor in factors], [pick(g) for g in gradients]
-        expected = numpy_adamw(pick(parameters), own, rates, decay)
+        expected = numpy_adamw(pick(parameters), own, rates, decay, cautious)
         # Six float32 steps; 1 − β₂ᵗ loses a digit, and m/√v another where v is small.
         np.testing.assert_allclose(pick(trained), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_updates_use_the_learning_rates_of_the_logs():
+@pytest.mark.parametrize("cautious", [False, True])
+def test_updates_use_the_learning_rates_of_the_logs(cautious):
     """With no gradient and no momentum, an update is −rate · decay · w: the rate can be read."""
     options = dict(
-        warmup_steps=4, schedule="cosine", matrix_decay=1.0, head_decay=1.0, embedding_decay=1.0
-    )
+        warmup_steps=4, schedule="cosine", matrix_decay=1.0, head_decay=1.0, embedding_decay=1.0,
+        cautious_decay=cautious,
+    )  # fmt: skip
     optimizer, rates = optimizer_of(**options), learning_rates(OptimizerConfig(**options), TOTAL)
     parameters = random_tree(0)
     state = optimizer.init(parameters)
@@ -171,7 +179,8 @@ def test_updates_use_the_learning_rates_of_the_logs():
             "head": ("head", "kernel"),
         }.items():
             ratio = -updates[branch][leaf] / parameters[branch][leaf]
-            np.testing.assert_allclose(ratio, rates(step)[group], rtol=1e-4)
+            left = 1 - step / (TOTAL - 1) if cautious else 1.0
+            np.testing.assert_allclose(ratio, left * rates(step)[group], rtol=1e-4)
 
 
 def test_muon_iterates_and_momenta_are_kept_in_their_dtypes():
