@@ -62,7 +62,7 @@ SHAPES = {
 ALONE = "products alone"
 # Float32 sums of other orders differ by 1e-6 or so; another optimizer's by far more.
 SAME = {"loss": 1e-4, "grad_norm": 1e-3}
-OURS, OUR_TRAINER = "lrkv_jax", (sys.executable, "ours_train.py")
+OURS, OUR_MHA, OUR_TRAINER = "lrkv_jax", "lrkv_jax, mha", (sys.executable, "ours_train.py")
 
 
 class Peer:
@@ -132,16 +132,15 @@ def trained(options, shape, variant, changes):
     """The rows of a variant at a shape: every peer's, timed in turn."""
     print(f"training {shape}, {variant}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        mha, _ = ordered(options, "mha", changes, folder)
         order, tokens = ordered(options, variant, changes, folder)
         peers, first = {}, {}
         for name, arguments, how in training_peers(options, variant):
-            peers[name] = stack.enter_context(Peer(*arguments, **how, **order))
+            made = mha if name == OUR_MHA else order
+            peers[name] = stack.enter_context(Peer(*arguments, **how, **made))
             first[name] = peers[name].ask(steps=4)
             if name.startswith("torch"):
                 same_steps(name, first[name], first[OURS])
-        if variant != "mha":
-            order, _ = ordered(options, "mha", changes, folder)
-            peers[f"{OURS}, mha"] = stack.enter_context(Peer(*OUR_TRAINER, **order))
         rates = {name: {"tokens/s": []} for name in peers}
         for number in range(options.rounds + 1):
             for name, peer in peers.items():
@@ -177,6 +176,8 @@ def ordered(options, variant, changes, folder):
 def training_peers(options, variant):
     """(name, what to start, how) of each peer."""
     yield OURS, OUR_TRAINER, {}
+    if variant != "mha":  # right behind ours, which it may differ little from
+        yield OUR_MHA, OUR_TRAINER, {}
     yield ALONE, (sys.executable, "ours_products.py"), {}
     if options.torch:
         for what in ("eager", "compiled"):
