@@ -11,7 +11,8 @@ which a model can copy. The factorial's runs have not the last two.
 
 A part's runs are those of one state of the package. The factorial's is 4f9720c, with runs.py as it
 was in cbdfcd6: `git worktree add ../mechanism 4f9720c`, and there runs.jsonl as it is now. That
-of size and length is 2bd4a5f, with `joins = ()` in variants.py's layer, which samples there need.
+of size and length is 2bd4a5f, with `joins = ()` in variants.py's layer, which samples there need;
+that of hybrids is 65a3058.
 
 B windows  T positions
 """
