@@ -132,11 +132,10 @@ def trained(options, shape, variant, changes):
     """The rows of a variant at a shape: every peer's, timed in turn."""
     print(f"training {shape}, {variant}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        mha, _ = ordered(options, "mha", changes, folder)
         order, tokens = ordered(options, variant, changes, folder)
         peers, first = {}, {}
         for name, arguments, how in training_peers(options, variant):
-            made = mha if name == OUR_MHA else order
+            made = ordered(options, "mha", changes, folder)[0] if name == OUR_MHA else order
             peers[name] = stack.enter_context(Peer(*arguments, **how, **made))
             first[name] = peers[name].ask(steps=4)
             if name.startswith("torch"):

@@ -14,7 +14,7 @@ stay when one layer in four has it, and what does its key lose without rotations
 
 `controls`: does what is between MHA and LRKV survive what trainers do today? Behind a + in a
 variant's name stands an arm: weight decay that is cautious, AdamW's rates tuned in place of Muon's,
-or the mean of the weights of a run's last tenth, which needs no run of its own. Embeddings that are
+or the mean of the weights of a run's last tenth, which needs no further run. Embeddings that are
 added to values are no arm: layers here see hidden states, not tokens.
 
 Value of a run: bits per byte of `test`, the mean over its kinds of text (`bits_per_byte`). Seeds
@@ -56,7 +56,7 @@ class Part:
     steps: int = 1953
 
     @property
-    def kept(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         """The names of runs in the file: the variants, and those with averaged weights."""
         return (*self.variants, *(f"{name}+average" for name in self.averaged))
 
@@ -160,14 +160,18 @@ def settings(part: Part, run: Planned) -> dict[str, object]:
         "attention": attention, "optimizer.matrix_lr": run.rate, "train.steps": run.steps,
         "train.seed": run.seed, "data.shuffle_seed": run.seed,
     }  # fmt: skip
-    if part.averaged:  # of the last tenth
+    if part.averaged:  # for the mean over the last tenth
         found |= {"train.save_every": 25, "train.max_checkpoints": 8}
     if arm == "cautious":  # by as much as the paper's configurations decay
-        decays = {"optimizer.matrix_decay": 0.1, "optimizer.head_decay": 0.1}
-        found |= decays | {"optimizer.cautious_decay": "true"}
+        found |= {
+            "optimizer.matrix_decay": 0.1, "optimizer.head_decay": 0.1,
+            "optimizer.cautious_decay": "true",
+        }  # fmt: skip
     elif arm == "adamw":  # Muon's is both variants' own; the embedding's stays 37.5 of the head's
-        both = {"optimizer.head_lr": run.rate, "optimizer.embedding_lr": 37.5 * run.rate}
-        found |= both | {"optimizer.matrix_lr": 0.01}
+        found |= {
+            "optimizer.matrix_lr": 0.01, "optimizer.head_lr": run.rate,
+            "optimizer.embedding_lr": 37.5 * run.rate,
+        }  # fmt: skip
     return found
 
 

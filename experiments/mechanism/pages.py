@@ -70,7 +70,7 @@ def values_of(
     part: design.Part, kept: list[dict], value: Callable[[dict], float]
 ) -> dict[str, dict[int, float]]:
     """{variant: {seed: value of its run}}."""
-    found: dict[str, dict[int, float]] = {name: {} for name in part.kept}
+    found: dict[str, dict[int, float]] = {name: {} for name in part.names}
     for run in kept:
         found[run["variant"]][run["seed"]] = value(run)
     return found
@@ -112,10 +112,10 @@ def losses(part: design.Part, kept: list[dict], short: list[dict]) -> str:
     early = [run for run in short if run["rate"] == rates[run["variant"]]]
     tuned = values_of(part, early, lambda run: design.bits_per_byte(run["documents"]["tune"]))
     to_mha_in, rows = (to_mha(values), to_mha(tuned)), []
-    for name in part.kept:
+    for name in part.names:
         own = spread(list(values[name].values()))
         attention, _, arm = name.partition("+")
-        meaning = ", ".join((MEANING[attention], *([design.ARMS[arm]] if arm else [])))
+        meaning = MEANING[attention] + (f", {design.ARMS[arm]}" if arm else "")
         row = [f"`{name}`", meaning, f"{rates[name]:g}", f"{own.mean:.4f} ± {own.sd:.4f}"]
         there = name != "mha"
         rows.append(row + [some[name].with_interval(4) if there else "" for some in to_mha_in])
@@ -232,7 +232,7 @@ def write(docs: Path, results: Path) -> None:
     for name, part in design.PARTS.items():
         every = runs.kept(results / part.runs)
         kept, short = ([r for r in every if r["steps"] == n] for n in (part.steps, part.rate_steps))
-        if len(kept) < len(part.kept) * len(part.seeds):
+        if len(kept) < len(part.names) * len(part.seeds):
             continue
         replace_between(docs / "results.md", name, losses(part, kept, short))
         text, contrasts_of = asked(part, kept)

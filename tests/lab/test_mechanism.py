@@ -28,7 +28,7 @@ def test_a_part_says_its_runs_and_asks_of_means_that_it_has(pages):
         assert len(configs) == len(part.variants)
         assert part.equal_within.keys() <= part.contrasts.keys()
         for weights in part.contrasts.values():
-            assert sum(weights.values()) == 0 and weights.keys() <= set(part.kept)
+            assert sum(weights.values()) == 0 and weights.keys() <= set(part.names)
         made, best = [], {variant: 0.014 for variant in part.variants} | {"mha": 0.01}
         while run := pages.runs.next_run(part, made):
             loss = abs(log(run.rate / best[run.variant]))
@@ -69,10 +69,10 @@ def planted(part, rng):
     copied = {kind: rng.uniform(0, 0.5, 60) for kind in sizes}
     helped = {
         (v, kind): rng.normal(0, 0.02, 60) + (v == "mqa") * copied[kind]
-        for v in part.kept
+        for v in part.names
         for kind in sizes
     }
-    for v, variant in enumerate(part.kept):
+    for v, variant in enumerate(part.names):
         for seed in part.seeds:
             level = 2 + 0.01 * v + 0.05 * seed + rng.normal(0, 0.001)
             test = {
