@@ -160,12 +160,11 @@ class Calls:
             by_place = [begun.get(place) for place in range(self._most)]
             forced_1F = _forced(begun, 0, (1, self._most))
             self._load_history(begun.values())
-            self.slots, token_F, logprobs_F, logits_FV = self.run(
+            self.slots, *first = self.run(
                 programs.first_token, self.slots, x_FD, slot_F, length_F, end_F,
                 batched_params(by_place), None if forced_1F is None else forced_1F[0],
             )  # fmt: skip
             turns = [(place, one, one.turn) for place, one in begun.items()]
-            first = jax.tree.map(lambda of_F: of_F[:, None], (token_F, logprobs_F, logits_FV))
             answers.append(partial(self._read_tokens, turns, 0, *first, np.ones(self._most, int)))
         return pool
 

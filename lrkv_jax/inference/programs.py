@@ -39,9 +39,9 @@ def prefill(model, pool, tokens_FT, start_F, count_F, pages_FN, *, most):
 def first_token(model, slots, x_FD, slot_F, length_F, end_F, params, forced_F):
     """Sample what follows prompts, from their last states.
 
-    → (slots, tokens [F], their `Logprobs`, logits if any is forced). `slot_F` are the slots that go
-    on with it; one past the last is nobody's. `forced_F` are tokens to take instead of sampled
-    ones, where they are not −1, or None.
+    → (slots, tokens [F, 1], their `Logprobs`, logits if any is forced), as `decode` gives those of
+    a step. `slot_F` are the slots that go on with it; one past the last is nobody's. `forced_F`
+    are tokens to take instead of sampled ones, where they are not −1, or None.
     """
     logits_FV = model.logits(x_FD[:, None])[:, 0]
 
@@ -63,7 +63,8 @@ def first_token(model, slots, x_FD, slot_F, length_F, end_F, params, forced_F):
         slots.in_prompt_BV,
         ids_BL,
     )
-    return _replicated((slots, token_F, logprobs_F, None if forced_F is None else logits_FV))
+    first = token_F, logprobs_F, None if forced_F is None else logits_FV
+    return _replicated((slots, *jax.tree.map(lambda of_F: of_F[:, None], first)))
 
 
 @partial(jax.jit, donate_argnames="slots")
