@@ -151,7 +151,11 @@ class Scheduler:
             del sequence.tokens[retain:]
             # The last one is read again, with what is appended: its next is chosen then.
             sequence.cached = min(sequence.cached, retain - 1)
-            if sequence.out_of_window and self._out_of_window(sequence) < sequence.out_of_window:
+            # Pages of the prompt that others may find must not be written to again.
+            cut = retain < PAGE * len(sequence.digests)
+            del sequence.digests[retain // PAGE :]
+            released = sequence.out_of_window
+            if cut or (released and self._out_of_window(sequence) < released):
                 self._drop(sequence)
             self._retained.append(sequence)
         else:
@@ -308,7 +312,8 @@ class Scheduler:
         elif shared:
             sequence.out_of_window = pool.hold(shared)
             sequence.pages, sequence.cached = shared, len(shared) * PAGE
-            sequence.result.cached_tokens = sequence.cached
+            if not sequence.result.preemptions:  # else they may be its own
+                sequence.result.cached_tokens = sequence.cached
         if (
             len(sequence.tokens) > sequence.prompt_length
             and sequence.cached == len(sequence.tokens) - 1

@@ -202,6 +202,8 @@ def prompt_of(family, length):
 TEXT = {"prompt": (0, 46), "kind": "text", "priority": 0, "wait": 2, "cancel": None}
 # One comes back, is preempted in the same call, and has tokens that were read in between.
 RETURNING = [TEXT | {"new": 84}, TEXT | {"new": 84}, TEXT | {"new": 38, "wait": 0}]
+# One goes on within a prompt whose first page the other has too.
+SHARED = [TEXT | {"prompt": (0, PAGE + 6), "kind": "keep", "new": 40, "wait": 1, "cancel": 0}] * 2
 MANY = [TEXT | {"prompt": (family, 2 * PAGE), "new": 9, "wait": 0} for family in range(12)]
 
 
@@ -217,6 +219,7 @@ MANY = [TEXT | {"prompt": (family, 2 * PAGE), "new": 9, "wait": 0} for family in
     st.booleans(),
 )
 @example(RETURNING, (2, 2), 5, 100, 0.0, 13, 5, True)
+@example(SHARED, (1, 2), 15, 100, 0.0, 0, None, True)
 @example(MANY, (1, 12), 60, 100, 0.0, 0, None, False)
 def test_every_request_ends_with_its_own_text_and_gives_everything_back(
     asked, sizes, pages, host_pages, expected, more, window, watched
@@ -247,8 +250,8 @@ def test_every_request_ends_with_its_own_text_and_gives_everything_back(
         for _ in range(calls):
             world.advance()
         if not sequence.done:
-            # Not all of an answer is kept: it goes on from before its last window.
-            kept = max(len(sequence.request.prompt), len(sequence.tokens) - 20)
+            # Not all is kept: it goes on from before its last window, or within its prompt.
+            kept = max(1, len(sequence.tokens) - 20)
             retain = sequence.request.retain and kept
             world.scheduler.finish(sequence, "cancelled", retain=retain)
             world.check()
@@ -258,7 +261,7 @@ def test_every_request_ends_with_its_own_text_and_gives_everything_back(
         tokens = prompt_of(*what["prompt"])
         text = text_of(tokens, len(tokens) + what["new"])
         if what["kind"] in ("text", "keep"):
-            assert sequence.tokens[: len(tokens)] == tokens
+            assert sequence.tokens[: len(tokens)] == tokens[: len(sequence.tokens)]
             output = sequence.tokens[len(tokens) :]
             assert output == text[: len(output)]
             assert sequence.result.finish_reason == "cancelled" or output == text
