@@ -144,7 +144,10 @@ class EngineLoop:
         self._deliver([(to, TextDelta(one.index, error=failed)) for one, to in running.items()])
         for completion in running:
             completion.sequence = None  # there is nothing of it any more
-        self.engine.reset()
+        try:
+            self.engine.reset()
+        except Exception as again:  # as with a device that is lost
+            self.fault = LrkvError(f"the engine cannot begin anew ({again}): start it again")
 
     def _deliver(self, deltas):
         def deliver_all():
