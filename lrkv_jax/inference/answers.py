@@ -40,13 +40,17 @@ class Answering:
 
     def take(self) -> None:
         """Add what was decoded since the last time, and answer a call."""
+        if self.over:
+            return
         sequence, answer = self.sequence, self.answer
-        for token in sequence.tokens[self._start + len(answer.ids) :]:
-            answer.ended = token in self._chat.eos_token_ids
-            if not answer.ended:
-                answer.ids.append(token)
-        if sequence.done and not self.over:
-            self.over = answer.ended or not self._goes_on()
+        answer.ids += sequence.tokens[self._start + len(answer.ids) :]
+        if not sequence.done:
+            return
+        stopped = sequence.result.finish_reason == "stop"
+        if stopped and answer.ids[-1] != self._chat.ids.python_end:
+            answer.ids.pop()
+            answer.ended = True
+        self.over = answer.ended or not (stopped and self._goes_on())
 
     def leave(self, ids: int) -> None:
         """Stop here; of the answer so many ids stay, in the cache too."""
@@ -58,8 +62,6 @@ class Answering:
     def _goes_on(self):
         """Whether the answer goes on, after the calculator's output for a call."""
         answer, chat = self.answer, self._chat
-        if self.sequence.result.finish_reason != "stop":
-            return False
         expression = chat.call_in(answer.ids)
         output = None if expression is None else calculate(expression)
         if expression is not None:

@@ -109,6 +109,15 @@ def test_a_chat_is_answered_with_the_calculator():
         events = list(client.chat.completions.create(**asked, temperature=0, stream=True))
         assert events[0].choices[0].delta.role == "assistant"
         assert "".join(e.choices[0].delta.content or "" for e in events) == "<<4*5=20>>."
+        for more, text, why, count in (
+            ({"stop_token_ids": service.tokenizer.encode(".").tolist()}, "<<4*5=20>>", "stop", 9),
+            ({"ignore_eos": True, "max_tokens": 40}, "<<4*5>>", "length", 40),
+        ):
+            body = {**asked, "temperature": 0, **more}
+            answer = post(port, "/v1/chat/completions", body, authorization="Bearer secret")[1]
+            (choice,), usage = answer["choices"], answer["usage"]
+            assert choice["message"]["content"] == text and choice["finish_reason"] == why
+            assert usage["completion_tokens"] == count
         for key in ("", "wrong", "sécret"):
             headers = {"authorization": f"Bearer {key}".encode()}
             status, body, _ = post(port, "/v1/completions", {}, **headers)
@@ -302,3 +311,8 @@ def test_a_call_that_fails_ends_its_requests_and_an_engine_that_always_fails_is_
         wait_until(lambda: idle(service))
         calls.start.side_effect = failure
         assert [post(port, "/v1/completions", short)[0] for _ in range(3)] == [500, 500, 503]
+    service = served(random_run())
+    calls = service.engine_loop.engine.calls
+    calls.start = calls.reset = Mock(side_effect=failure)
+    with pytest.raises(LrkvError, match="cannot begin anew"), serving(service) as port:
+        assert [post(port, "/v1/completions", short)[0] for _ in range(2)] == [500, 503]
