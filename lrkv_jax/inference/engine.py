@@ -224,6 +224,8 @@ class Engine:
             raise LrkvError(
                 f"min_tokens = {min_tokens}: use 0 to max_tokens = {request.max_tokens}"
             )
+        if min_tokens and len(request.forced):
+            raise LrkvError("min_tokens with forced: no token is sampled, so give one of the two")
         if min_tokens and stops > STOPS:
             raise LrkvError(f"min_tokens with {stops} stop tokens: give up to {STOPS} of them")
         # The last token of a text or of a continuation is never read.
@@ -252,6 +254,8 @@ class Engine:
             raise LrkvError(
                 f"the sequence is {sequence.phase.value}: only a retained one can be appended to"
             )
+        if sequence.request.continuations or len(sequence.request.candidate_ids):
+            raise LrkvError("the sequence was scored: only one that was continued can go on")
         self._check("what is appended", tokens)
         if max_tokens < 1:
             raise LrkvError(f"max_tokens = {max_tokens}: use 1 or more")
@@ -327,11 +331,15 @@ class Engine:
                 rng = RngStream(seed, n)
                 sequences.append(self.submit(prompt, max_new_tokens, rng=rng, **options))
             shown = [0] * len(sequences)
-            pairs = list(enumerate(sequences))
-            while not all(shown[i] == len(one.output_ids) and one.done for i, one in pairs):
+            waiting = dict(enumerate(sequences))
+            while waiting:
                 self.advance(watched)
-                new = [one.output_ids[shown[i] :] for i, one in pairs]
-                shown = [n + len(some) for n, some in zip(shown, new, strict=True)]
+                new: list[list[int]] = [[] for _ in sequences]
+                for i, sequence in list(waiting.items()):
+                    new[i] = sequence.output_ids[shown[i] :]
+                    shown[i] += len(new[i])
+                    if sequence.done:
+                        del waiting[i]
                 if any(new):
                     yield new
         finally:

@@ -227,7 +227,8 @@ def _smallest_kept(logits_BV, params):
     sorted_BV = jnp.where(sorted_BV < of_k_B1, -jnp.inf, sorted_BV)
     p_BV = jax.nn.softmax(sorted_BV, axis=-1)
     kept_BV = jnp.cumsum(p_BV, axis=-1) - p_BV < params.top_p_B[:, None]
-    # Sums round: with top_p = 1 all that top-k keeps stays.
+    # Sums round: with top_p = 1 all that top-k keeps stays, and with one near 0 the likeliest.
     kept_BV |= (params.top_p_B >= 1)[:, None]
+    kept_BV = kept_BV.at[:, 0].set(True)
     of_p_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
     return jnp.maximum(of_k_B1, of_p_B1)

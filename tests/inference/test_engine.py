@@ -212,6 +212,12 @@ def given(other):
     return Engine(small(LRKV), random_params(other), batch=1, length=64)
 
 
+def scored(engine):
+    sequence = engine.submit([1], continuations=[[2]], retain=True)
+    engine.finish([sequence])
+    return sequence
+
+
 REFUSED = [
     (lambda e: e.generate([[1], []], 4), "the prompt is empty"),
     (lambda e: e.generate([[1] * 253], 5), "253 tokens and 5 more do not fit a cache of 256"),
@@ -220,6 +226,8 @@ REFUSED = [
     (lambda e: e.generate([[1]], 4, stop=(99,)), "stop_token_ids has the token id 99"),
     (lambda e: list(e.stream([[1]], 0)), "max_tokens = 0"),
     (lambda e: e.submit([1], 3, min_tokens=4), "min_tokens = 4: use 0 to max_tokens = 3"),
+    (lambda e: e.submit([1], 3, forced=[1], min_tokens=2), "min_tokens with forced"),
+    (lambda e: e.append(scored(e), [1], 2), "was scored: only one that was continued"),
     (lambda e: e.submit([1], 3, logprobs=99), "logprobs = 99: use 0 to 20"),
     (lambda e: e.submit([1], continuations=[[1], []]), "continuation 1 is empty"),
     (lambda e: e.submit([1], continuations=[[1] * 256]), "1 tokens and 256 more do not fit"),
@@ -269,6 +277,7 @@ RULES = [
     (Sampling(1.0, top_k=2), [1, 3], 1.0),
     (Sampling(1.0, top_p=0.6), [1, 3], 1.0),  # 0.4 is short of 0.6, 0.65 is not
     (Sampling(1.0, top_p=0.7), [1, 3, 4], 1.0),
+    (Sampling(1.0, top_p=1e-300), [1], 1.0),  # 0 in float32
     (Sampling(2.0, top_k=4, top_p=0.5), [1, 3], 0.5),
     (Sampling(1.0, min_p=0.4), [1, 3, 4], 1.0),  # of 0.4
     (Sampling(1.0, top_k=5, min_p=0.3), [1, 3, 4], 1.0),
