@@ -62,7 +62,7 @@ class Metrics:
         self.whole = times("e2e_request_latency_seconds", "From the request to its last token.")
 
         engine = engine_loop.engine
-        scheduler, calls = engine.scheduler, engine.calls
+        calls = engine.calls
         # Later the buffers belong to a call that may be under way.
         cache_bytes = engine.report().cache_bytes
 
@@ -81,8 +81,8 @@ class Metrics:
         gauge("kv_cache_bytes", "Bytes of the cache.", lambda: cache_bytes)
         registry.register(
             _Counts([
-                ("num_preemptions", "Texts that gave up pages.", lambda: scheduler.preemptions),
-                ("recomputed_tokens", "After it.", lambda: scheduler.recomputed_tokens),
+                ("num_preemptions", "They gave up pages.", lambda: engine.scheduler.preemptions),
+                ("recomputed_tokens", "After it.", lambda: engine.scheduler.recomputed_tokens),
                 ("spec_decode_num_draft_tokens", "Looked-up tokens.", lambda: calls.drafted),
                 ("spec_decode_num_accepted_tokens", "Right ones.", lambda: calls.accepted),
                 ("engine_faults", "Calls that failed.", lambda: engine_loop.faults),

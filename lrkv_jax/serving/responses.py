@@ -109,7 +109,8 @@ class ResponseBuilder:
             form = self._names.chat if self._chat else self._names.completion
             logprobs = form(delta.tokens)
         more = {"logprobs": logprobs, "finish_reason": delta.finish_reason or None}
-        if completion.stop_string is not None:
+        # The engine's thread may have found it while earlier deltas are still to be sent.
+        if delta.finish_reason and completion.stop_string is not None:
             more["stop_reason"] = completion.stop_string
         if self._ids:
             more["token_ids"] = [token.id for token in delta.tokens]
