@@ -75,8 +75,8 @@ class Chat:
         if self._sequence is not None and retained < self.used:
             self._engine.cancel(self._sequence, retain=retained)
             self._sequence = self._sequence if retained else None
-        self.messages.append({"role": "user", "content": text})
         going = self._answering(turn, min(self.max_new_tokens, room))
+        self.messages.append({"role": "user", "content": text})
         reader, shown = _Reader(self._format), 0
         try:
             while not going.over or shown < len(going.answer.ids):

@@ -101,7 +101,7 @@ def _write(target: str | Path, text: str) -> None:
 
 def _texts(model: LanguageModel, rows: list, max_new_tokens: int, draws: Draws) -> list[str]:
     prompts = []
-    chats = ["messages" in row for _, row in rows]
+    chats = [isinstance(row.get("messages"), list) for _, row in rows]
     for (place, row), is_chat in zip(rows, chats, strict=True):
         try:
             if is_chat:

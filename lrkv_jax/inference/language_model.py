@@ -242,17 +242,21 @@ class LanguageModel:
         """Submit requests, a few more than run at a time; yield (number, sequence) as they end."""
         engine, following = self._engine(), iter(range(count))
         running: dict[int, EngineSequence] = {}
-        while True:
-            for number in islice(following, max(0, _QUEUED * self.batch - len(running))):
-                running[number] = submit(number)
-            if not running:
-                return
-            engine.advance(watched=False)
-            for number in [number for number, sequence in running.items() if is_over(sequence)]:
-                sequence = running.pop(number)
-                yield number, sequence
+        try:
+            while True:
+                for number in islice(following, max(0, _QUEUED * self.batch - len(running))):
+                    running[number] = submit(number)
+                if not running:
+                    return
+                engine.advance(watched=False)
+                over = [number for number, sequence in running.items() if is_over(sequence)]
+                for number in over:
+                    yield number, running[number]
+                    engine.cancel(running.pop(number))
+                    self.progress(1 / samples)
+        finally:  # one was refused, or nobody reads on
+            for sequence in running.values():
                 engine.cancel(sequence)
-                self.progress(1 / samples)
 
     def _with_room(self, prompts, max_new_tokens):
         """The prompts, cut so that each leaves room for an answer."""

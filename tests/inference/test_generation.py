@@ -59,7 +59,7 @@ def test_each_prompt_is_continued_in_its_row(tmp_path):
 
 
 def test_texts_that_the_target_does_not_take_are_kept_elsewhere(tmp_path):
-    source = rows(tmp_path / "in", {"prompt": ":"})
+    source = rows(tmp_path / "in", {"prompt": ":", "messages": None})
     (tmp_path / "out").symlink_to("/dev/full")
     with pytest.raises(LrkvError, match="No space left on device.: the texts are in ") as error:
         generate(ours(" yes"), source, tmp_path / "out")
@@ -171,6 +171,10 @@ def test_what_cannot_be_said_or_is_stopped_costs_no_other_turn():
     for text, message in (("word " * 120, "is full .* /reset"), (" ", "message is empty")):
         with pytest.raises(LrkvError, match=message):
             heard(chat, text)
+    chat.max_new_tokens = 0
+    with pytest.raises(LrkvError, match="max_tokens = 0"):
+        heard(chat, "Hello")
+    chat.max_new_tokens = 20
     assert chat.messages == said and chat.used == used
     chat.reset()
     assert chat.used == 0 and heard(chat, "Hello") == first
