@@ -336,6 +336,8 @@ class Engine:
                 self.advance(watched)
                 new: list[list[int]] = [[] for _ in sequences]
                 for i, sequence in list(waiting.items()):
+                    if sequence.phase is Phase.QUEUED:
+                        continue
                     new[i] = sequence.output_ids[shown[i] :]
                     shown[i] += len(new[i])
                     if sequence.done:
