@@ -191,13 +191,16 @@ class Checkpointer:
         """The step and the items that `abstract` names, of `step` or of the newest sound one.
 
         `abstract` holds `jax.ShapeDtypeStruct`s with shardings, of any mesh. Damaged steps are
-        passed over and reported, unless `step` names one. Raises `LrkvError` if there is no such
-        step, it holds other arrays, or none is sound.
+        passed over and reported, unless `step` names one. Nothing on the disk changes: the run may
+        be training. Raises `LrkvError` if there is no such step, it holds other arrays, or none is
+        sound.
         """
         if step is None:
-            newest = self.restore_newest(abstract)
+            newest, unsound = self._newest_sound(abstract)
             if newest is None:
                 self._newest()  # raises: there is none
+            for damaged, reason in unsound.items():
+                self._warn_of(damaged, reason, "passed over")
             return newest
         path = self._path(step)
         try:
@@ -211,27 +214,34 @@ class Checkpointer:
     def restore_newest(self, abstract: dict[str, Any]) -> tuple[int, dict[str, Any]] | None:
         """The newest sound step and its items; None if nothing was saved yet.
 
-        What is damaged is reported and moved to `damaged/`, once a sound one is found, and what a
-        killed save left is removed. Raises `LrkvError` if there are checkpoints and none is sound:
-        nothing starts from scratch unasked.
+        For the run's trainer alone, which holds its lock: what is damaged is reported and moved to
+        `damaged/`, once a sound one is found, and what a killed save left is removed. Raises
+        `LrkvError` if there are checkpoints and none is sound: nothing starts from scratch unasked.
         """
+        newest, unsound = self._newest_sound(abstract)
+        if self._processes.index == 0:
+            for step, reason in unsound.items():
+                self._set_aside(step, reason)
+            layout.sweep(self.directory)
+        return newest
+
+    def _newest_sound(
+        self, abstract: dict[str, Any]
+    ) -> tuple[tuple[int, dict[str, Any]] | None, dict[int, str]]:
+        """What `restore_newest` returns, and why each newer step is damaged."""
         unsound: dict[int, str] = {}
         for step in reversed(self.agreed(complete=False)):
             try:
                 items = read_verified(self.directory / str(step), abstract, self._processes)
             except Damaged as damage:
                 if self._is_gone(step):  # a run that trains meanwhile has deleted it: look again
-                    return self.restore_newest(abstract)
+                    return self._newest_sound(abstract)
                 unsound[step] = str(damage)
                 continue
-            for unsound_step, reason in unsound.items():
-                self._pass_over(unsound_step, reason)
-            self._sweep()
-            return step, items
+            return (step, items), unsound
         damaged = layout.damaged_steps(self.directory)
         if not unsound and not damaged:
-            self._sweep()
-            return None
+            return None, {}
         reasons = "; ".join(f"step {step}: {reason}" for step, reason in unsound.items())
         damaged_names = ", ".join(path.name for path in damaged)
         raise LrkvError(
@@ -245,19 +255,16 @@ class Checkpointer:
         there = (self.directory / str(step)).exists()
         return not self._processes.exchange(there)[0]
 
-    def _sweep(self) -> None:
-        if self._processes.index == 0:
-            layout.sweep(self.directory)
-
-    def _pass_over(self, step: int, reason: str) -> None:
-        if self._processes.index != 0:
-            return
-        path = self.directory / str(step)
+    def _set_aside(self, step: int, reason: str) -> None:
         try:
-            outcome = f"set aside as {layout.set_aside(path)}"
+            outcome = f"set aside as {layout.set_aside(self.directory / str(step))}"
         except OSError as error:
             outcome = f"passed over and left there ({error.strerror})"
-        self._warn(f"checkpoint {path} is damaged: {reason}; {outcome}")
+        self._warn_of(step, reason, outcome)
+
+    def _warn_of(self, step: int, reason: str, outcome: str) -> None:
+        if self._processes.index == 0:
+            self._warn(f"checkpoint {self.directory / str(step)} is damaged: {reason}; {outcome}")
 
     def _publish(self, folder: Path, content: dict[str, Any], digests: list[str]) -> None:
         """Checksum the files, write the manifest, and make it a step."""

@@ -56,6 +56,22 @@ def test_a_step_that_a_training_run_deletes_meanwhile_is_not_damage(tmp_path, mo
         assert checkpoints.restore_newest(ABSTRACT)[0] == 1
 
 
+def test_a_reader_changes_nothing_and_the_trainer_tidies_up(tmp_path):
+    """A reader removed what a live trainer was writing, and the trainer's save failed."""
+    directory, said = tmp_path / "c", []
+    with Checkpointer(directory, warn=said.append) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, SMALL, {})
+        checkpoints.wait()
+        layout.saving(directory, 3).mkdir()
+        (directory / "2" / layout.MANIFEST).unlink()
+        there = sorted(directory.rglob("*"))
+        assert checkpoints.restore(ABSTRACT)[0] == 1
+        assert sorted(directory.rglob("*")) == there and said.pop().endswith("; passed over")
+        assert checkpoints.restore_newest(ABSTRACT)[0] == 1
+        assert sorted(os.listdir(directory)) == ["1", "damaged"] and "set aside as" in said.pop()
+
+
 def test_what_a_failed_save_goes_on_writing_is_removed(tmp_path, monkeypatch):
     """A21: on a full disk, Orbax's threads write on when the save has failed; it was left there."""
     full = Mock(side_effect=OSError(28, "No space left on device"))
