@@ -11,6 +11,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
@@ -26,6 +27,8 @@ from lrkv_jax.distributed.hardware import device_name, usable_cores
 from lrkv_jax.distributed.processes import HERE, Processes
 from lrkv_jax.errors import LrkvError
 
+# Orbax looks for its files by a pattern that begins with the path, and TensorStore takes no \.
+_UNREADABLE = re.compile(r"\[[^/]+\]|\*\*|\\")
 # What `fcntl.lockf` raises while another process has the lock.
 _IS_HELD = (errno.EACCES, errno.EAGAIN)
 
@@ -41,6 +44,11 @@ def open_run(config: RunConfig, allow: Collection[str] = (), processes: Processe
     directory = Path(config.directory)
     with processes.together():
         check_keys(config, allow)
+        if found := _UNREADABLE.search(str(directory.absolute())):
+            raise LrkvError(
+                f"run_dir = {directory}: no checkpoint can be read under a path with {found[0]}: "
+                "give another run_dir=PATH"
+            )
         if processes.index == 0:
             try:
                 _claim(directory, config, allow)

@@ -235,7 +235,9 @@ def test_data_are_what_they_hold_and_not_where_they_lie(ended, tmp_path):
     assert len(read_history(run)) == 1
 
 
-@pytest.mark.parametrize("name", ["file", "file/below", "x" * 300, "/sys/run"], ids=lambda n: n[:9])
+@pytest.mark.parametrize(
+    "name", ["file", "file/below", "x" * 300, "/sys/run", "a[1]", "a\\b"], ids=lambda n: n[:9]
+)
 def test_a_directory_that_cannot_be_made_is_one_line(ended, tmp_path, name):
     (tmp_path / "file").write_text("")
     with pytest.raises(LrkvError, match="run_dir") as error:

@@ -271,6 +271,9 @@ class Checkpointer:
         for array, digest in zip(content["arrays"].values(), digests, strict=True):
             array["fingerprint"] = digest
         files = layout.checksums(folder)
+        for item in {name.partition("/")[0] for name in content["arrays"]}:
+            if f"{item}/manifest.ocdbt" not in files:
+                raise OSError(f"Orbax has not merged the files of {item}")
         layout.write_manifest(folder, {**content, "saved": time.time(), "files": files})
         layout.publish(folder, content["step"])
         try:

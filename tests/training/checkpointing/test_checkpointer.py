@@ -72,6 +72,12 @@ def test_a_reader_changes_nothing_and_the_trainer_tidies_up(tmp_path):
         assert sorted(os.listdir(directory)) == ["1", "damaged"] and "set aside as" in said.pop()
 
 
+def test_a_save_that_orbax_could_not_read_has_failed(tmp_path):
+    with Checkpointer(tmp_path / "a[1]", warn=lambda text: None) as checkpoints:
+        checkpoints.save(1, SMALL, {})
+    assert checkpoints.failures == 1 and checkpoints.steps() == []
+
+
 def test_what_a_failed_save_goes_on_writing_is_removed(tmp_path, monkeypatch):
     """A21: on a full disk, Orbax's threads write on when the save has failed; it was left there."""
     full = Mock(side_effect=OSError(28, "No space left on device"))
