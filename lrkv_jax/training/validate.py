@@ -5,6 +5,7 @@ B sequences  T positions
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,7 +25,8 @@ from lrkv_jax.training.token_batch import PLAIN, BatchFormat
 class HeldOutLoss:
     """Means over held-out tokens of text: specials and padding count nowhere.
 
-    `cross_entropy` is nats a token, `bits_per_byte` bits per UTF-8 byte of the text.
+    `cross_entropy` is nats a token, `bits_per_byte` bits per UTF-8 byte of the text. Both are NaN
+    where no token counts.
     """
 
     cross_entropy: float
@@ -79,6 +81,8 @@ def make_validation(
                 nats += float(np.asarray(sums_B, np.float64)[:here].sum())
                 tokens += int((bytes_BT > 0).sum())
                 num_bytes += int(bytes_BT.sum())
+        if not tokens:
+            return HeldOutLoss(math.nan, math.nan, 0, 0)
         return HeldOutLoss(
             cross_entropy=nats / tokens,
             bits_per_byte=float(bits_per_byte(nats, num_bytes)),

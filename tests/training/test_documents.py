@@ -12,6 +12,7 @@ from lrkv_jax.models.transformer import with_parameters
 from lrkv_jax.training.loss import make_gradient, make_loss
 from lrkv_jax.training.state import resolve
 from lrkv_jax.training.token_batch import BatchFormat, TokenBatch
+from lrkv_jax.training.validate import make_validation
 
 BOS = 0
 LENGTHS = (7, 1, 9)  # of the documents in a row, BOS included; one is nothing but its BOS
@@ -61,6 +62,13 @@ def test_rows_say_where_documents_start_and_what_counts():
     second = TokenBatch.read(row, how, 4, 3)  # another device's share of the same row
     assert second.positions_bt.tolist() == [[2, 0, 0]]
     assert second.segments_bt.tolist() == [[1, 2, 3]]
+
+
+def test_a_held_out_loss_over_no_target_is_nan():
+    """It ended the run, before the step was saved."""
+    config = small(FIVE["mha"], layers=1)
+    found = make_validation(config, mesh_of(), np.ones(VOCABULARY, int), chunk=16)(None, [])
+    assert np.isnan([found.cross_entropy, found.bits_per_byte]).all() and found.tokens == 0
 
 
 @pytest.mark.parametrize(
