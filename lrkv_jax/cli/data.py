@@ -87,7 +87,8 @@ def data_show(
         print(f"left out, for their names: {', '.join(others[:8])}{', …' * (len(others) > 8)}")
     for number in range(min(records, len(splits["train"]))):
         (ids,) = splits["train"].read([number])
-        print(f"\nrecord {number}:\n{tokenizer.decode(ids)}")
+        shown = (~i if i < 0 else i for i in ids)  # an id that is no target is complemented
+        print(f"\nrecord {number}:\n{tokenizer.decode(shown)}")
 
 
 @data_app.command("fetch")

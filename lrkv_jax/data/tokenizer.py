@@ -136,7 +136,7 @@ class Tokenizer:
 
     def decode_bytes(self, ids: Iterable[int]) -> bytes:
         """The bytes of the ids; special, unused and unknown ids have none."""
-        return b"".join(self._pieces[i] for i in map(int, ids) if i < self.vocabulary)
+        return b"".join(self._pieces[i] for i in map(int, ids) if 0 <= i < self.vocabulary)
 
     def decode(self, ids: Iterable[int]) -> str:
         """`decode_bytes` as text; bytes that are not UTF-8 (a cut character) become U+FFFD."""

@@ -1,6 +1,7 @@
 """`lrkv runs`, `compare`, `show` and `data show` say what is there."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -70,3 +71,8 @@ def test_data_are_counted_and_the_first_records_shown(capsys, monkeypatch, tmp_p
     train = next(line.split() for line in out.splitlines() if line.startswith("train"))
     assert train[2] == "1" and train[4] == "1,320"
     assert "record 0:\nThe people of the United States." in out
+    mixture = "data.mixture={folder: demo, loss: assistant, train: [{task: gsm8k, split: train}],"
+    mixture += " heldout: [{task: gsm8k, split: test}]}"
+    command = "data", "show", "quickstart", mixture, settings[1], "train.seq_len=64"
+    code, out, _ = lrkv(capsys, monkeypatch, *command, "--records", "1")
+    assert code == 0 and re.search("record 0:\n[A-Z][a-z]", out), out

@@ -86,7 +86,7 @@ def test_bytes_of_special_and_unused_ids_are_zero():
     assert padded.shape == (4100,) and not padded[4096:].any()
     np.testing.assert_array_equal(padded[:4096], sotu.token_bytes)
     ids = sotu.encode("The state of the Union")
-    assert sotu.decode([*ids, 4099]) == "The state of the Union"
+    assert sotu.decode([*ids, 4099, -1, -4099]) == "The state of the Union"
 
 
 def test_gpt2_matches_the_reference_merges_in_another_library():
