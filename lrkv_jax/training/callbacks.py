@@ -9,7 +9,6 @@ import jax
 
 from lrkv_jax import files
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.conversation import Conversation, text_message
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine
@@ -18,7 +17,7 @@ from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.metrics import MetricsLog
 from lrkv_jax.training.progress import ProgressDisplay
 from lrkv_jax.training.resume import data_fingerprints
-from lrkv_jax.training.setup import Setup
+from lrkv_jax.training.setup import Setup, sample_prompts
 from lrkv_jax.training.state import TrainState, checkpoint_items
 from lrkv_jax.training.validate import HeldOutLoss, make_validation
 
@@ -118,14 +117,9 @@ class Callbacks:
     def _sample(self, state: TrainState, step: int) -> None:
         """Write text from each prompt to samples/."""
         tokenizer, train = self.loader.tokenizer, self.config.train
-        prompts = [tokenizer.prompt(text) for text in train.sample_prompts]
-        stop: tuple[int, ...] = tokenizer.eos_token_ids
+        prompts, stop = sample_prompts(self.config, tokenizer), tokenizer.eos_token_ids
         if self.config.data.mixture is not None:
-            chat = ChatFormat(tokenizer)
-            questions = (text_message("user", text) for text in train.sample_prompts)
-            conversations = [Conversation((one,)) for one in questions]
-            prompts = [chat.prompt(one) for one in conversations]
-            stop = chat.stop_token_ids
+            stop = ChatFormat(tokenizer).stop_token_ids
         seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)
         length = max(map(len, prompts), default=0) + train.sample_tokens
         engine = Engine(self.config.model, state.params, batch=len(prompts) or 1, length=length)

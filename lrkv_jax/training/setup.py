@@ -12,9 +12,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from lrkv_jax.config import RunConfig
 from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.conversation import Conversation, text_message
 from lrkv_jax.data.loader import Loader, Records, make_loader
 from lrkv_jax.data.records.build import build_dataset
-from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 from lrkv_jax.distributed.mesh import check_mesh, make_mesh
 from lrkv_jax.distributed.processes import Processes
 from lrkv_jax.distributed.rules import batch_sharding, local_rows
@@ -79,7 +80,8 @@ def prepare_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
     """The run with its data, built if need be by process 0 while the others wait.
 
     `train.epochs` becomes `train.steps`. Raises `LrkvError`, in all processes, as `build_dataset`
-    does, and where the tokenizer, or a chat's frame, has ids that the model does not have.
+    does, where the tokenizer, or a chat's frame, has ids that the model does not have, and for a
+    sample's prompt that the chat does not take.
     """
     data, train = config.data, config.train
     with processes.together():
@@ -97,7 +99,24 @@ def prepare_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
         loader = make_loader(
             data, train.seq_len, train.global_batch_size, rows=rows, epochs=train.epochs
         )
+        if train.sample_tokens:
+            sample_prompts(config, loader.tokenizer)
     return Setup(config, mesh, loader, processes)
+
+
+def sample_prompts(config: RunConfig, tokenizer: Tokenizer) -> list[list[int]]:
+    """The ids of `train.sample_prompts`, each as a document begins, or as a question of a chat.
+
+    Raises `LrkvError` for one that the chat's format does not take.
+    """
+    texts = config.train.sample_prompts
+    if config.data.mixture is None:
+        return [tokenizer.prompt(text) for text in texts]
+    chat = ChatFormat(tokenizer)
+    try:
+        return [chat.prompt(Conversation((text_message("user", text),))) for text in texts]
+    except LrkvError as error:
+        raise LrkvError(f"train.sample_prompts: {error}") from error
 
 
 def _check_vocabulary(config: RunConfig) -> None:

@@ -83,6 +83,9 @@ def test_another_model_or_tokenizer_is_refused_before_it_trains(pretrained, tmp_
     config = midtraining(pretrained, tmp_path, "model.vocabulary=4096")
     with pytest.raises(LrkvError, match="4096 has no ids for the chat's tokens.*=4224"):
         train(config, console=Console(file=io.StringIO()), **ONE)
+    config = midtraining(pretrained, tmp_path, 'train.sample_prompts=["My", ""]')
+    with pytest.raises(LrkvError, match="train.sample_prompts: the user message is empty"):
+        train(config, console=Console(file=io.StringIO()), **ONE)
     assert not (tmp_path / "mid").exists()
 
 
