@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from lrkv_jax.config import MeshConfig, ModelConfig
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import parameter_shardings
+from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.models.layers import resolve_dtype
 from lrkv_jax.models.transformer import abstract_parameters, specs
@@ -27,7 +28,8 @@ def load_run(
     Parameters are replicated over all devices, whatever mesh trained them; `overrides`, such as
     `mesh.fsdp=8 mesh.data=1`, change that and other settings that do not change the model.
     A `model.dtype` of auto, with which the run was trained, is what suits this machine.
-    Raises `LrkvError` if there is no run, no checkpoint or no such step.
+    Raises `LrkvError` if there is no run, no checkpoint or no such step, and for `best` where none
+    was validated.
     """
     config = read_run(directory, overrides)
     requested, named = asked_dtype(directory, config), "model.dtype="
@@ -57,6 +59,11 @@ def restore_parameters(
         shardings,
     )
     with Checkpointer(Path(directory) / "checkpoints") as checkpoints:
-        chosen = checkpoints.best() if step == "best" else cast(int | None, step)
-        found, items = checkpoints.restore({"params": abstract}, chosen)
+        if step == "best":
+            step = checkpoints.best()
+            if step is None and checkpoints.steps():
+                raise LrkvError(
+                    f"no step kept in {directory} was validated: name one, or leave step out"
+                )
+        found, items = checkpoints.restore({"params": abstract}, cast(int | None, step))
     return found, items["params"]

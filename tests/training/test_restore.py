@@ -9,6 +9,7 @@ import pytest
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training import restore
+from lrkv_jax.training.checkpointing import layout
 
 TEXT = "Mr. Speaker"  # after it one token is much the likeliest
 
@@ -35,6 +36,15 @@ def test_the_first_page_s_run_says_text_and_logits_of_text_and_of_ids(
         run.model([[0, 4096]])
     with pytest.raises(LrkvError, match="ids holds float64 values"):
         run.model([0.5])
+
+
+def test_the_best_of_steps_that_were_not_validated_is_refused(finished_run, tmp_path):
+    folder = shutil.copytree(finished_run.directory, tmp_path / "run")
+    (step,) = (folder / "checkpoints").iterdir()
+    content = layout.read_manifest(step)
+    layout.write_manifest(step, {**content, "validation_loss": None})
+    with pytest.raises(LrkvError, match="was validated: name one"):
+        restore.load_run(folder, step="best")
 
 
 def test_auto_is_what_suits_this_machine_whatever_trained_the_run(finished_run, tmp_path):
