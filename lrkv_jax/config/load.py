@@ -291,13 +291,17 @@ def _set(raw: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _drop_other_length(raw: dict[str, Any], changes: list[tuple[str, Any]]) -> None:
-    """A run's length is steps, tokens or epochs: an override of one drops the file's others."""
+    """A run's length is steps, tokens or epochs: an override of one drops the file's others.
+
+    Raises `LrkvError` for overrides of two. A file may have steps and epochs: a run filled them in.
+    """
     lengths = ("steps", "tokens", "epochs")
-    for one in lengths:
-        named = any(key == f"train.{one}" and value is not None for key, value in changes)
-        if named and isinstance(raw.get("train"), dict):
-            for other in lengths:
-                raw["train"].pop(other, None)
+    named = [one for one in lengths if dict(changes).get(f"train.{one}") is not None]
+    if len(named) > 1:
+        raise LrkvError(f"train.{named[0]} and train.{named[1]} are both given: give exactly one")
+    if named and isinstance(raw.get("train"), dict):
+        for other in lengths:
+            raw["train"].pop(other, None)
 
 
 def _validated(path: Path, model: type[Frozen], raw: dict[str, Any], key: str = "") -> Any:

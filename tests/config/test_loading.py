@@ -206,7 +206,8 @@ def test_a_run_has_one_length(tmp_path):
     both = edited(tmp_path, lambda raw: raw["train"].update(steps=5))
     assert "train.steps, train.tokens and train.epochs: give exactly one" in complaint(both)
     assert load_config(both, ["train.steps=7"]).train.tokens is None
-    assert "give exactly one" in complaint("128m", "train.steps=5", "train.tokens=9")
+    for other in ("train.tokens=9", "train.epochs=1"):
+        assert "are both given: give exactly one" in complaint("128m", "train.steps=5", other)
     assert "give exactly one" in complaint("128m", "train.tokens=null")
 
 
