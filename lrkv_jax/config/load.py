@@ -219,9 +219,9 @@ def _extended(path: Path, raw: dict[str, Any]) -> dict[str, Any]:
 def _from_run(path: Path, raw: dict[str, Any], changes: list[tuple[str, Any]]) -> dict[str, Any]:
     """A file without variants, filled in from the configuration of the run that it starts from.
 
-    The model with its variants, the optimizer's settings, and what data and training declare as
-    `inherited` are the run's, each key unless the file has it; the rest is the file's. The name
-    joins both.
+    The model with its variants and its choice of one, the optimizer's settings, and what data and
+    training declare as `inherited` are the run's, each key unless the file has it; the rest is the
+    file's. The name joins both.
     """
     run = {**raw, **dict(changes)}.get("init_from")
     if run is None:
@@ -241,7 +241,7 @@ def _from_run(path: Path, raw: dict[str, Any], changes: list[tuple[str, Any]]) -
     inherited["model"].pop("attention", None)
     name = f"{base['name']}-{raw['name']}" if raw.get("name") else base["name"]
     own = {key: value for key, value in raw.items() if value is not None}
-    return _deep(inherited, own) | {"name": name, "attention": base["attention"]}
+    return {"attention": base["attention"]} | _deep(inherited, own) | {"name": name}
 
 
 def _deep(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

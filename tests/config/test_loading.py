@@ -264,6 +264,8 @@ def test_midtraining_takes_over_the_run_that_it_starts_from(tmp_path):
     assert mid.optimizer.matrix_lr == run.optimizer.matrix_lr
     rates = mid.optimizer
     assert (rates.schedule, rates.warmup_steps, rates.constant) == ("linear", 0, 0.8)
+    mine = write(tmp_path, "attention: mha\ntrain: {global_batch_size: 8, steps: 4}")
+    assert load_config(mine, [f"init_from={tmp_path}"]).attention == "mha"
     # The resolved file is whole: it needs the run it started from no more.
     (tmp_path / "mid.yaml").write_text(dump_config(mid))
     (tmp_path / "config.yaml").unlink()
