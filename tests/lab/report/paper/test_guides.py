@@ -54,3 +54,11 @@ def test_the_family_s_pages_are_what_the_archive_and_the_benchmark_give(tmp_path
         assert (docs / page).read_text() == (ROOT / "docs" / page).read_text()
     for path in (ROOT / "experiments/results/family").glob("*.json"):
         assert (results / "family" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_the_page_on_converting_is_what_its_runs_gave_and_they_are_those_of_its_command(tmp_path):
+    script = runpy.run_path(str(ROOT / "experiments/converting.py"))
+    kept, page = KEPT / "converting/smollm2.jsonl", ROOT / "docs/converting.md"
+    assert set(script["FORMS"]) < {one["form"] for one in script["read"](kept)}
+    script["write"](kept, Path(shutil.copy(page, tmp_path)))
+    assert (tmp_path / page.name).read_text() == page.read_text()
