@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 from support.tiny import TINY
+from typer.testing import CliRunner
 
 import lrkv_jax
 from lrkv_jax.cli import app
@@ -90,7 +91,8 @@ def parsed(words):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
-def test_commands_in_the_pages_exist_with_their_options_and_settings(page):
+def test_commands_in_the_pages_exist_with_their_options_and_settings(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a plan's Slurm job
     for words, whole in commands(page):
         command, rest = parsed([w for w in words if w != "--debug"])
         if not whole or words[0] not in ("train", "plan") or LEFT_OUT.search(" ".join(words)):
@@ -98,7 +100,11 @@ def test_commands_in_the_pages_exist_with_their_options_and_settings(page):
         config, *more = [w for w in rest if not w.startswith("-")] or [""]
         settings = [w for w in more if "=" in w]
         if config and not any(w.startswith("init_from=") for w in settings):  # a run's model
-            load_config(ROOT / config if "/" in config else config, settings)
+            config_path = str(ROOT / config) if "/" in config else config
+            load_config(config_path, settings)
+            if words[0] == "plan":  # the mesh must divide the batch, too
+                line = [config_path if w == config else w for w in words]
+                CliRunner().invoke(app, [*line, "--no-compile"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=IDS)
