@@ -205,7 +205,9 @@ class _Routes:
         """OpenAI's error object, of whatever went wrong."""
         refused = _api_error(error)
         self._count(request.url.path, refused.status)
-        headers = {} if refused.retry_after is None else {"retry-after": str(refused.retry_after)}
+        headers = dict(getattr(error, "headers", None) or {})  # Allow, for another method
+        if refused.retry_after is not None:
+            headers["retry-after"] = str(refused.retry_after)
         return JSONResponse(refused.body, refused.status, headers=headers)
 
     async def gone(self, request: Request, error: Exception) -> Response:

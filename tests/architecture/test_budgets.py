@@ -21,7 +21,7 @@ PLAN = {
 # The lines that each package may have.
 BUDGET = {
     "config": 1776, "models": 3344, "kernels": 3104, "optim": 485, "distributed": 1490,
-    "training": 3006, "data": 3309, "inference": 3304, "serving": 1922, "evaluation": 1537,
+    "training": 3006, "data": 3309, "inference": 3304, "serving": 1924, "evaluation": 1537,
     "interop": 2252, "cli": 1702, "lab": 8193, "": 231,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the

@@ -155,6 +155,7 @@ def test_what_is_wrong_is_told_in_openais_form(path, body, status, param, port):
     assert got == status and answer["error"]["message"]
     assert answer["error"]["param"] == param
     assert ("retry-after" in headers) == (status == 429)
+    assert ("allow" in headers) == (status == 405)
 
 
 NO_OPS = [
