@@ -2,17 +2,18 @@
 
     python experiments/mechanism/pages.py [--docs docs] [--results experiments/results/mechanism]
 
-A part is written when all of its runs are there. Beside the interval over seeds stands one over
-seeds and documents: what is added to the variance is that of a sum over documents divided by their
-bytes (Cochran 1977, Sampling Techniques, chapter 6), each kind by itself, as the kinds are three
-that were chosen. Numbers go into contrasts.json too.
+A part is written when all of its runs are there. A contrast's interval takes its variance from all
+variants; next to it stands that of its seeds alone, as variants' variances may differ. Numbers go
+into contrasts.json too, with an interval over seeds and documents: what is added to the variance is
+that of a sum over documents divided by their bytes (Cochran 1977, Sampling Techniques, chapter 6),
+each kind by itself, as the kinds are three that were chosen.
 """
 
 import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +89,12 @@ def to_mha(values: Mapping[str, Mapping[int, float]]) -> dict[str, Contrast]:
     return {name: one for (name, _), one in found.items()}
 
 
+def of_seeds_alone(values: Sequence[float]) -> Contrast:
+    """The mean of one value a seed, with the error of these values alone."""
+    found = spread(values)
+    return Contrast(found.mean, found.sd / math.sqrt(found.n), found.n - 1)
+
+
 def error_over_documents(weights: Mapping[str, float], found: list[dict]) -> float:
     """Standard error of a contrast over the documents of `test`, at the seeds that were run."""
     variance = 0.0
@@ -126,24 +133,30 @@ def losses(part: design.Part, kept: list[dict], short: list[dict]) -> str:
 
 def asked(part: design.Part, kept: list[dict]) -> tuple[str, dict]:
     """The table of the part's contrasts, and their numbers."""
-    rows, numbers = [], {}
-    for name, found in combined(values_of(part, kept, of_test), part.contrasts).items():
-        documents = error_over_documents(part.contrasts[name], kept)
+    rows, numbers, values = [], {}, values_of(part, kept, of_test)
+    for name, found in combined(values, part.contrasts).items():
+        weights = part.contrasts[name]
+        documents = error_over_documents(weights, kept)
+        alone = of_seeds_alone([
+            sum(weight * values[variant][seed] for variant, weight in weights.items())
+            for seed in part.seeds
+        ])  # fmt: skip
         both = replace(found, error=math.hypot(found.error, documents))
         margin = part.equal_within.get(name)
         equal = found.equal_within(margin) if margin else None
         rows.append((
-            name, found.with_interval(4), "{:+.4f} to {:+.4f}".format(*both.interval),
+            name, found.with_interval(4), "{:+.4f} to {:+.4f}".format(*alone.interval),
             found.in_words, f"{margin}: p = {equal:.2g}" if margin else "",
         ))  # fmt: skip
         numbers[name] = {
-            "weights": part.contrasts[name], "difference": found.difference,
+            "weights": weights, "difference": found.difference,
             "error_over_seeds": found.error, "error_over_documents": documents,
             "degrees": found.degrees, "p_holm": found.p,
             "interval_over_seeds": found.interval, "interval_over_both": both.interval,
+            "interval_of_seeds_alone": alone.interval,
             "equal_within": margin, "p_equal": equal,
         }  # fmt: skip
-    heads = ("contrast", "difference, bits/byte", "over documents too", "verdict", "equal within")
+    heads = ("contrast", "difference, bits/byte", "its seeds alone", "verdict", "equal within")
     return tabulated(heads, rows, left=1), numbers
 
 
@@ -171,10 +184,7 @@ def by_copying(part: design.Part, kept: list[dict], counted: dict) -> str:
             over_D = (own_D - values["mha"][seed]) * np.sqrt(bytes_D)
             *of_kinds, slope = np.linalg.lstsq(design_DX, over_D, rcond=None)[0]
             found.append((np.mean(of_kinds), slope / 10))
-        cells = []
-        for some in map(spread, zip(*found, strict=True)):
-            one = Contrast(some.mean, some.sd / math.sqrt(some.n), some.n - 1)
-            cells.append(one.with_interval(4))
+        cells = (of_seeds_alone(some).with_interval(4) for some in zip(*found, strict=True))
         rows.append((f"`{name}`", *cells))
     heads = ("variant", "to MHA where nothing can be copied", "for each tenth that can be")
     return tabulated(heads, rows, left=1)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
 from lrkv_jax.config import load_config
 
@@ -55,6 +56,24 @@ def test_the_page_is_what_the_kept_runs_give(pages, tmp_path):
     pages.write(tmp_path, tmp_path / "kept")
     assert (tmp_path / page.name).read_text() == page.read_text()
     assert (tmp_path / "kept/contrasts.json").read_text() == (kept / "contrasts.json").read_text()
+
+
+def test_of_the_runs_of_a_quarter_the_page_says_what_survives_on_both_splits(pages):
+    part, page = pages.design.FACTORIAL, (EXPERIMENTS.parent / "docs/results.md").read_text()
+    every = pages.runs.kept(EXPERIMENTS / "results/mechanism" / part.runs)
+    short = [r for r in every if r["steps"] == part.rate_steps and r["rate"] == 0.01]
+
+    def to_mha(split):
+        def loss(run):
+            return pages.design.bits_per_byte(run["documents"][split])
+
+        return pages.to_mha(pages.values_of(part, short, loss))
+
+    tune, test = to_mha("tune"), to_mha("test")
+    below = [v for v in tune if tune[v].verdict == test[v].verdict == "lower"]
+    assert below == ["lrkv_latent"]
+    for name in ("lrkv_latent", "both"):
+        assert f"{tune[name].p:.2g} on `tune`, {test[name].p:.2g} on `test`" in page
 
 
 def test_a_token_can_be_copied_if_it_followed_the_same_token_before(pages):
@@ -137,6 +156,10 @@ def test_contrasts_and_both_intervals_are_those_of_the_documents(pages, tmp_path
     error = np.hypot(one["error_over_seeds"], one["error_over_documents"])
     assert both / seeds == pytest.approx(error / one["error_over_seeds"])
     assert set(found) == set(part.contrasts) and (tmp_path / "factorial.png").exists()
+    total = sum(weight * rows[name][..., 0].sum(2) for name, weight in weights.items())
+    by_seed = (total / size.sum(1) / log(2)).mean(1)
+    alone = ttest_1samp(by_seed, 0).confidence_interval()
+    assert one["interval_of_seeds_alone"] == pytest.approx(alone)
     page = (tmp_path / "results.md").read_text()
     assert f"{one['difference']:+.4f}" in page and "| `lrkv_latent` " in page
     assert len(re.findall(r"\| +0\.01 \|", page)) == 9 + 5 + 8
