@@ -1,5 +1,6 @@
 """What the pages name exists: commands, options, settings, links, pictures and packages."""
 
+import json
 import re
 import runpy
 import shlex
@@ -150,6 +151,20 @@ def test_the_first_pages_result_is_that_of_the_runs(monkeypatch):
     assert f"| `lrkv_latent`: LRKV, latents rotated (ours) | {100 * lrkv / mha:.1f} |" in page
     first_hour = (ROOT / "docs/first_hour.md").read_text(encoding="utf-8")
     assert all(f"| {nbytes:,} |" in first_hour for nbytes in cached("quickstart"))
+
+
+def test_the_estimates_of_memory_are_those_of_the_kept_runs():
+    rows = json.loads((ROOT / "experiments/results/plan_cpu.json").read_text())["rows"]
+    planning, readme = ((ROOT / page).read_text() for page in ("docs/planning.md", "README.md"))
+    least, *_, most = sorted(100 * row["difference"] for row in rows)
+    said = f"{-least:.1f} % below to {most:.1f} % above"
+    assert said in readme and said in planning and f"In {len(rows)} runs" in planning
+    lines = [
+        f"| `{row['program']}` | {row['estimate'] / 1e9:.1f} | {row['total'] / 1e9:.1f} "
+        f"| {100 * row['difference']:+.1f} % |"
+        for row in rows
+    ]
+    assert sum(line in planning for line in lines) == 3
 
 
 def test_the_pages_are_few_and_the_index_and_the_table_of_packages_leave_nothing_out():
