@@ -46,7 +46,7 @@ PROGRAM = HERE / "first_light_stages.py"
 # The title and the headers of each stage's table.
 STAGES = {
     "kernels": (
-        "Kernels and training steps against float32 oracles",
+        "Against float32 oracles",
         ("of", "right", "wrong", "not here"),
     ),
     "decoding": (
