@@ -116,20 +116,21 @@ def config_from(
     # A dumped RunConfig repeats its chosen variant there; anything else would be ignored.
     if "attention" in model and model["attention"] != variants.get(str(raw.get("attention"))):
         raise LrkvError(_ATTENTION_ELSEWHERE)
+    # First what makes the variants, of which one is chosen; then what changes the chosen one.
     for key, value in changes:
-        if key == "attention":
-            raw["attention"] = value
-    chosen = raw.get("attention")
+        if key == "attention" or key.partition(".")[0] == "variants":
+            _set(raw, key, value)
+    variants, chosen = raw["variants"], raw.get("attention")
+    if not isinstance(variants, dict) or not variants:
+        raise LrkvError(f"variants = {variants}: name one, as in variants.lrkv.rank=64")
     if not isinstance(chosen, str) or chosen not in variants:
         raise LrkvError(f"attention = {chosen} is not a variant{nearest(str(chosen), variants)}")
     _drop_other_length(raw, changes)
     for key, value in changes:
-        if key != "attention":
-            if key.startswith("attention."):
-                key = f"variants.{chosen}.{key.removeprefix('attention.')}"
+        if key.startswith("attention."):
+            _set(raw, f"variants.{chosen}.{key.removeprefix('attention.')}", value)
+        elif key != "attention" and key.partition(".")[0] != "variants":
             _set(raw, key, value)
-    if not isinstance(raw["variants"], dict) or chosen not in raw["variants"]:
-        raise LrkvError(f"variants = {raw['variants']}: name one, as in variants.lrkv.rank=64")
     # Once more: an override may have added a line or changed a kind.
     raw["variants"] = variants = {n: _with_kind(n, entry) for n, entry in raw["variants"].items()}
     # The chosen variant first, under the name by which an override changes it.

@@ -49,6 +49,11 @@ def test_overrides_choose_change_and_add_variants():
     assert config.variants == {**plain.variants, "gqa": GQA(kv_heads=2), "wide": LRKV(rank=9)}
     assert config.model.attention == LRKV(rank=46)
     assert config.variant("wide").model.attention == LRKV(rank=9)
+    for added in (
+        ["attention=wide", "attention.rank=7", "variants.wide={kind: lrkv, rank: 9}"],
+        {"attention": "wide", "variants": {"wide": {"kind": "lrkv", "rank": 7}}},
+    ):
+        assert load_config("128m", added).model.attention == LRKV(rank=7)
     # Another mode of MLA needs no word on the file's rope width.
     for setting in ("attention.rope", "variants.mla.rope"):
         chosen = load_config("nano", ["attention=mla", f"{setting}=full"]).model.attention
@@ -182,7 +187,8 @@ def test_any_settings_survive_the_round_trip(tmp_path, values):
         ("attention=lrvk", "attention = lrvk is not a variant: did you mean lrkv?"),
         ("attention.kind=gqa", "unknown key attention.rank: use one of rope, kv_heads"),
         ("variants.gqa={}", "variants.gqa.kv_heads is missing: give it a value"),
-        ("variants={big: {kind: mha}}", "name one, as in variants.lrkv.rank=64"),
+        ("variants={big: {kind: mha}}", "attention = lrkv is not a variant: use one of big"),
+        ("variants=3", "variants = 3: name one, as in variants.lrkv.rank=64"),
         ("variants.foo.rank=3", "variants.foo: kind foo is unknown: use one of mha, gqa"),
         ("model.attention.rank=3", "choose with attention=NAME and change with attention.KEY"),
         ("train.seq_len.foo=3", "train.seq_len.foo: seq_len is a value, not a group of settings"),
