@@ -153,10 +153,11 @@ def config_from(
 
 def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
-        if isinstance(value, Mapping):
+        # An empty group changes nothing; a mapping below a group may be empty, as a variant's is.
+        if isinstance(value, Mapping) and (value or not prefix):
             yield from _dotted(value, f"{prefix}{name}.")
         else:
-            yield prefix + name, value
+            yield prefix + name, {} if value == {} else value  # the caller's stays as it is
 
 
 def dump_config(config: RunConfig) -> str:

@@ -54,6 +54,10 @@ def test_overrides_choose_change_and_add_variants():
         {"attention": "wide", "variants": {"wide": {"kind": "lrkv", "rank": 7}}},
     ):
         assert load_config("128m", added).model.attention == LRKV(rank=7)
+    plain = load_config("nano_latents")
+    added = {"attention": "mqa", "variants": {"mqa": {}}, "optimizer": {}}
+    chosen = load_config("nano_latents", added)
+    assert chosen.model.attention.kind == "mqa" and chosen.optimizer == plain.optimizer
     # Another mode of MLA needs no word on the file's rope width.
     for setting in ("attention.rope", "variants.mla.rope"):
         chosen = load_config("nano", ["attention=mla", f"{setting}=full"]).model.attention
