@@ -265,6 +265,8 @@ def _parse_override(text: str) -> tuple[str, Any]:
 
 
 def _with_kind(name: str, entry: Any) -> dict[str, Any]:
+    if "." in str(name):
+        raise LrkvError(f"variants.{name}: name it without a dot, which parts the keys of settings")
     entry = {} if entry is None else entry
     if not isinstance(entry, dict):
         raise LrkvError(

@@ -242,6 +242,7 @@ def test_a_missing_file_is_told_which_there_are(path, mend):
         ("", "is not a mapping of settings: see the files under configs/"),
         ("name: x", "lists no variants: give at least `variants: {mha: {}}`"),
         ("variants: {mha: 3}", "variants.mha = 3: write its settings as a mapping"),
+        ("variants: {mha.2: {kind: mha}}", "variants.mha.2: name it without a dot"),
         ("variants: {mha: {}}\nmodel: {}", "attention = None is not a variant: use one of mha"),
         ("variants: {mha: {}}\nmodel: {}\nattention: mha", "name is missing: give it a value"),
         ("train:\n  steps: 3\n  seed: 1\n  steps: 4", "steps stands twice, in lines 2 and 4"),
