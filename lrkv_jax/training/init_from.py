@@ -45,10 +45,11 @@ def initial_state(config: RunConfig, mesh: Mesh) -> TrainState:
 
 
 def with_teacher(config: RunConfig) -> RunConfig:
-    """The configuration with its teacher's newest step, unless given, and its teacher's model.
+    """The configuration with its teacher's step, unless given, and its teacher's model.
 
-    That computes in the run's dtype. Raises `LrkvError` for a teacher of another tokenizer or of
-    other ids, and for one without a checkpoint.
+    The step is the newest, or the one with which the run began. The model computes in the run's
+    dtype. Raises `LrkvError` for a teacher of another tokenizer or of other ids, and for one
+    without a checkpoint.
     """
     if config.train.teacher is None:
         return config
@@ -62,6 +63,9 @@ def with_teacher(config: RunConfig) -> RunConfig:
     _check_tokenizer(what, config, run)
     model = run.model.model_copy(update={"dtype": config.model.dtype})
     step = config.train.teacher_step
+    if step is None and (Path(config.directory) / "config.yaml").is_file():
+        begun = read_run(config.directory).train
+        step = begun.teacher_step if begun.teacher == config.train.teacher else None
     if step is None:
         with Checkpointer(Path(config.train.teacher) / "checkpoints") as checkpoints:
             step = checkpoints.latest()

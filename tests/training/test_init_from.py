@@ -3,6 +3,7 @@
 import io
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
@@ -11,7 +12,7 @@ from lrkv_jax.config import load_config
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.checkpointing import Checkpointer
-from lrkv_jax.training.init_from import initial_state
+from lrkv_jax.training.init_from import initial_state, with_teacher
 from lrkv_jax.training.loop import train
 from lrkv_jax.training.metrics import read_metrics
 from lrkv_jax.training.restore import load_run
@@ -108,6 +109,16 @@ def test_midtraining_learns_its_epoch_and_resumes_to_the_same_bits(pretrained, t
     ends = [load_run(result.run_dir).params for result in (whole, rest)]
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *ends)))
     assert load_run(whole.run_dir).config.train.steps == whole.step
+
+
+def test_a_run_keeps_its_teacher_s_step_when_the_teacher_trains_on(pretrained, tiny, tmp_path):
+    teacher, pupil = f"train.teacher={pretrained[0]}", f"run_dir={tmp_path / 'pupil'}"
+    config = resolve(tiny("attention=lrkv", teacher, pupil))
+    open_run(with_teacher(config))
+    with Checkpointer(pretrained[0] / "checkpoints") as checkpoints:
+        checkpoints.save(5, {"params": {"w": jnp.ones(2)}}, {})
+    assert with_teacher(config).train.teacher_step == 3
+    assert with_teacher(resolve(tiny("attention=lrkv", teacher))).train.teacher_step == 5
 
 
 @pytest.mark.slow
