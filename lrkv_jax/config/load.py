@@ -65,8 +65,9 @@ for _yaml in (_Loader, _Dumper):
 # What a run's config.yaml calls a tokenizer next to it: the run may be moved.
 RUN_TOKENIZER = "tokenizer"
 
-# Also a number of 4,300 digits, a date of the year 0, brackets a thousand deep.
-_NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+# Also a number of 4,300 digits, a date of the year 0, brackets a thousand deep, and a value that is
+# not of its tag's kind, as in !!bool maybe and !!timestamp foo.
+_NOT_YAML = (yaml.YAMLError, ValueError, RecursionError, LookupError, AttributeError)
 
 _ATTENTION_ELSEWHERE = (
     "model.attention is not set there: choose with attention=NAME and change with attention.KEY"

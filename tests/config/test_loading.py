@@ -198,6 +198,8 @@ def test_any_settings_survive_the_round_trip(tmp_path, values):
         ("train.seq_len.foo=3", "train.seq_len.foo: seq_len is a value, not a group of settings"),
         ("train.steps", "'train.steps' is not an override: write key=value, as in train.steps=100"),
         ("data.source=[", "'data.source=[': the value is not YAML; quote it"),
+        ("name=!!timestamp foo", "'name=!!timestamp foo': the value is not YAML; quote it"),
+        ("model.tied_head=!!bool maybe", "the value is not YAML; quote it"),
         ('run_dir="a\\0b"', r"run_dir = 'a\x00b' string should match"),
         ("train.seed=1" + "0" * 22, "000 should be less than 4294967296"),
         ("optimizer.grad_clip=.nan", "optimizer.grad_clip = '.nan' should be a valid number"),
