@@ -17,6 +17,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.files import read_json, write_json
 
 FILE = "PROVENANCE.json"
+KEYS = {"repo", "repo_type", "revision", "patterns", "first", "commit", "license", "files"}
 
 
 def download(
@@ -85,18 +86,18 @@ def fetch_source(config: DataConfig, warn: Callable[[str], None]) -> None:
 def read_provenance(folder: Path) -> dict[str, Any] | None:
     """Return the record of a download into the folder; None if there was no download.
 
-    Keys: repo, repo_type, revision (as requested), patterns, first, commit, license and files
-    ({name: bytes}). Raises LrkvError where the file is damaged or cannot be read.
+    It has `KEYS`: revision and patterns are as requested, files is {name: bytes}. Raises LrkvError
+    where the file is damaged or cannot be read.
     """
     fix = "delete it and fetch again"
     try:
         found = read_json(folder / FILE, fix)
     except (OSError, ValueError):  # a path that no file system takes
         raise LrkvError(f"{folder} cannot be read: name another folder") from None
-    if found is not None and not isinstance(found.get("files"), dict):
-        raise LrkvError(f"{folder / FILE} is damaged: {fix}")
     if found is not None and "licence" in found:  # as earlier versions spelled it
         found["license"] = found.pop("licence")
+    if found is not None and not (found.keys() >= KEYS and isinstance(found["files"], dict)):
+        raise LrkvError(f"{folder / FILE} is damaged: {fix}")
     return found
 
 

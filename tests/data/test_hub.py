@@ -144,6 +144,10 @@ def test_training_does_not_fetch_and_your_own_folder_is_left_alone(hub, tmp_path
     config = DataConfig(source=str(tmp_path / "none"), hub={"repo": REPO})
     with pytest.raises(LrkvError, match="not there yet: lrkv data build CONFIG fetches it"):
         build_dataset(config, 16)
+    (tmp_path / "PROVENANCE.json").write_text('{"files": {}}')
+    with pytest.raises(LrkvError, match="PROVENANCE.json is damaged: delete it"):
+        build_dataset(DataConfig(source=str(tmp_path)), 16)
+    (tmp_path / "PROVENANCE.json").unlink()
     (tmp_path / "a.txt").write_text("mine")
     lines = []
     fetch_source(DataConfig(source=str(tmp_path), hub={"repo": REPO}), lines.append)
