@@ -144,9 +144,12 @@ def read_history(directory: str | Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     try:
-        return [json.loads(line) for line in path.read_bytes().splitlines()]
-    except ValueError as error:
-        raise LrkvError(f"{path} is not JSON in lines: delete what is not") from error
+        rows = [json.loads(line) for line in path.read_bytes().splitlines()]
+        if not all(isinstance(row, dict) for row in rows):
+            raise ValueError
+    except (ValueError, RecursionError) as error:
+        raise LrkvError(f"{path} is not JSON objects in lines: delete what is not") from error
+    return rows
 
 
 def asked_dtype(directory: str | Path, config: RunConfig) -> str:

@@ -94,6 +94,7 @@ def test_a_curve_is_of_one_held_out_text(tmp_path):
         ("metrics.jsonl", "{\n"),
         ("metrics.jsonl", '{"step": 40, "validation_loss": 3.0}\n'),
         ("history.jsonl", '{"event": "change"}\n'),
+        ("history.jsonl", "5\n"),
     ],
 )
 def test_a_broken_run_is_named_with_its_reason_and_others_are_read(tmp_path, file, text):
