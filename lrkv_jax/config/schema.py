@@ -273,7 +273,9 @@ class MixturePart(Group):
 
     task: str = semantics("Name of the set.")
     split: str = semantics("Split of the set.")
-    weight: PositiveFloat = semantics("How often each one is taken; 0.5 takes half of them.", 1.0)
+    weight: PositiveFloat = semantics(
+        "How often each is taken; 0.5 takes half of them.", 1.0, le=1000
+    )
     first: Positive | None = semantics(
         "Take only this many of the shuffled split. Null: all.", None
     )

@@ -89,7 +89,7 @@ def build_mixture(data_config: DataConfig, context: int, *, progress: OnProgress
 def packed(config: DataConfig, split: str, context: int, tokenizer: Tokenizer) -> Packed:
     """The records [N, context + 1] of one split of `config.mixture`; a function of its arguments.
 
-    Raises LrkvError as `lrkv_jax.data.tasks.registry.stream` does.
+    Raises LrkvError as `lrkv_jax.data.tasks.registry.stream` does, and for a split of nothing.
     """
     mixture, chat = config.mixture, ChatFormat(tokenizer)
     counts: Counter[str] = Counter()
@@ -100,6 +100,8 @@ def packed(config: DataConfig, split: str, context: int, tokenizer: Tokenizer) -
         for row in taken:
             rows.append(row.ids)
             counts.update(row.counts)
+    if not rows:
+        raise LrkvError(f"data.mixture.{split} takes no conversation: raise a weight of it")
     bins = best_fit([len(row) for row in rows], context + 1)
     if split == "heldout":
         bins = [bins[i] for i in np.random.default_rng(mixture.seed).permutation(len(bins))]

@@ -123,6 +123,13 @@ def test_epochs_have_each_record_exactly_so_often_and_then_nothing(tmp_path):
     assert len(loader.records_of(steps - 1)) == own % 10
 
 
+def test_a_mixture_of_nothing_and_one_past_any_memory_are_refused():
+    with pytest.raises(LrkvError, match="data.mixture.train takes no conversation"):
+        packed(data(part("gsm8k", "train", weight=0.001)), "train", CONTEXT, TOKENIZER)
+    with pytest.raises(LrkvError, match="weight = 1e.300 should be less than or equal to 1000"):
+        part("gsm8k", "train", weight=1e300)
+
+
 def test_a_mixture_of_absent_sets_is_named_and_leaves_nothing(tmp_path):
     mixed = data(part("gsm8k", "train"), directory=tmp_path)
     elsewhere = mixed.mixture.model_copy(update={"folder": str(tmp_path / "none")})
