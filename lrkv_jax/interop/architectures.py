@@ -191,16 +191,22 @@ _LLAMA_NUMBERS = {"tie_word_embeddings": "tied_head"}
 _LLAMA_DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
 _BIASED = {"attention_bias": "qkv_bias"}  # queries', keys', values' and the output's
 _GATED_MLP = (*_PLAIN_MLP, _block("mlp.gate_proj", "mlp.gate", MATRIX))
+# Of the classes that have windows; in others' files the field is left over.
+_WINDOW = {"sliding_window": 4096}
+_WINDOW_FROM_A_LAYER = {**_WINDOW, "use_sliding_window": False, "max_window_layers": 28}
 
 
-def _llama(name: str, model_type: str, *more: WeightMapping, fixed: Any = None, **settings: Any):
-    """Llama, and what differs from it in a few settings and tensors."""
+def _llama(
+    name: str, model_type: str, *more: WeightMapping, fixed: Any = None, defaults: Any = None,
+    **settings: Any,
+):  # fmt: skip
+    """Llama, and what differs from it in a few settings, tensors and defaults."""
     biased = "qkv_bias" not in settings  # by its config.json
     return Architecture(
         name, model_type,
         (*_ENDS, *_GAINS, *_ATTENTION, *more, *(_GATED_MLP if settings["gated"] else _PLAIN_MLP)),
         {**_LLAMA_LIKE, **settings}, {**_LLAMA_NUMBERS, **(_BIASED if biased else {})}, fixed or {},
-        {**_LLAMA_DEFAULTS, **({"attention_bias": False} if biased else {})},
+        {**_LLAMA_DEFAULTS, **({"attention_bias": False} if biased else {}), **(defaults or {})},
     )  # fmt: skip
 
 
@@ -216,10 +222,14 @@ ARCHITECTURES = (
         {"rms_norm_eps": 1e-6, "final_logit_softcapping": 15.0, "hidden_act": "relu2"},
     ),
     _llama("LlamaForCausalLM", "llama", fixed={"mlp_bias": False}, gated=True, qk_norm=False),
-    _llama("MistralForCausalLM", "mistral", gated=True, qk_norm=False, qkv_bias=False),
-    _llama("Qwen2ForCausalLM", "qwen2", gated=True, qk_norm=False, qkv_bias=True),
-    _llama("Qwen3ForCausalLM", "qwen3", *_QK_GAINS, gated=True, qk_norm=True, qk_gain=True),
-    _llama("ArceeForCausalLM", "arcee", fixed={"mlp_bias": False}, gated=False, qk_norm=False),
+    _llama("MistralForCausalLM", "mistral", defaults=_WINDOW, gated=True, qk_norm=False,
+           qkv_bias=False),
+    _llama("Qwen2ForCausalLM", "qwen2", defaults=_WINDOW_FROM_A_LAYER, gated=True, qk_norm=False,
+           qkv_bias=True),
+    _llama("Qwen3ForCausalLM", "qwen3", *_QK_GAINS, defaults=_WINDOW_FROM_A_LAYER, gated=True,
+           qk_norm=True, qk_gain=True),
+    _llama("ArceeForCausalLM", "arcee", fixed={"mlp_bias": False},
+           defaults={"hidden_act": "relu2", "rms_norm_eps": 1e-5}, gated=False, qk_norm=False),
 )  # fmt: skip
 
 
@@ -416,14 +426,6 @@ def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[
             raise LrkvError(
                 f"{key} = {_short(found)}, and only {must} is taken of {one.name}: take another"
             )
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    if window is not None and _whole_number(config, "sliding_window") >= context:
-        window = None
-    if window is not None and config.get("use_sliding_window"):  # Qwen's, from some layer on
-        raise LrkvError(
-            f"sliding_window = {window} of some layers is shorter than the context of {context}: "
-            f"set train.seq_len={window} or less"
-        )
     config = {**one.defaults, **config}
     activation = config["hidden_act"]
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
@@ -445,10 +447,33 @@ def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[
     settings |= one.settings | {
         "rope_base": base,
         "rope_scaling": scaling,
-        "window": window,
+        "window": _window(config, context) if "sliding_window" in one.defaults else None,
         "activation": ACTIVATIONS[activation],
     }
     return one, settings, entry
+
+
+def _window(config: dict[str, Any], context: int) -> int | None:
+    """The window of all layers, None for none that is shorter than the context.
+
+    Raises `LrkvError` for one of some layers.
+    """
+    if config["sliding_window"] is None or not config.get("use_sliding_window", True):
+        return None
+    window = _whole_number(config, "sliding_window")
+    if window >= context or "max_window_layers" not in config:
+        return None if window >= context else window
+    kinds, first = config.get("layer_types"), config["max_window_layers"]
+    if isinstance(kinds, list):
+        whole = "sliding_attention" not in kinds
+    else:
+        whole = isinstance(first, int) and first >= config["num_hidden_layers"]
+    if whole:
+        return None
+    raise LrkvError(
+        f"sliding_window = {window} of some layers is shorter than the context of {context}: "
+        f"set train.seq_len={window} or less"
+    )
 
 
 def _whole_number(config: dict[str, Any], key: str) -> int:
@@ -477,18 +502,22 @@ def _rope_parameters(model: ModelConfig) -> dict[str, Any]:
     if scaling is None:
         return {"rope_type": "default", "rope_theta": model.rope_base}
     settings = scaling.model_dump(exclude_none=True)
+    if scaling.kind == "llama3":  # transformers has no defaults for these
+        settings = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, **settings}
     renamed = {theirs: settings.pop(ours) for ours, theirs in _ROPE.items() if ours in settings}
     return {**renamed, "rope_theta": model.rope_base, **settings}
 
 
 def _rope(config: dict[str, Any], one: Architecture) -> tuple[float, dict[str, Any] | None]:
-    """The rotation's base and scaling; transformers 4 has them at the top and in `rope_scaling`."""
-    settings = {"rope_theta": 10_000.0, **{k: v for k, v in config.items() if k == "rope_theta"}}
-    for name in ("rope_scaling", "rope_parameters"):
-        group = config.get(name) or {}
-        if not isinstance(group, dict):
-            raise LrkvError(f"{name} = {_short(group)} is no group of settings: fetch it again")
-        settings |= group
+    """The rotation's base and scaling; transformers 4 has them at the top and in `rope_scaling`.
+
+    Where both groups are there, transformers reads `rope_scaling`.
+    """
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    group = config.get(name) or {}
+    if not isinstance(group, dict):
+        raise LrkvError(f"{name} = {_short(group)} is no group of settings: fetch it again")
+    settings = {"rope_theta": config.get("rope_theta", 10_000.0), **group}
     kind = settings.get("rope_type") or settings.get("type") or "default"
     part = settings.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
     if part != 1.0:

@@ -88,8 +88,9 @@ def read(folder: Path) -> dict[str, Tensor]:
 
     Raises `LrkvError` for a folder without tensors, a torn file and types that are not floats.
     """
-    index = read_json(folder / INDEX, "fetch it again")
-    if index is None and not (folder / SINGLE).is_file():
+    single = (folder / SINGLE).is_file()  # an index next to it is left over
+    index = None if single else read_json(folder / INDEX, "fetch it again")
+    if index is None and not single:
         others = sorted(path.name for path in folder.glob("*.bin"))
         has = f"it has {others[0]}: convert it with transformers" if others else "fetch them"
         raise LrkvError(f"{folder} has no {SINGLE} and no {INDEX}: {has}")

@@ -17,6 +17,7 @@ from lrkv_jax.data.tokenizer import CHAT_NAMES, foreign_tokenizer, load_tokenize
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import importing, shards
+from lrkv_jax.interop.architectures import of_config
 from lrkv_jax.interop.export import export
 from lrkv_jax.interop.importing import import_model
 from lrkv_jax.training.restore import load_run
@@ -68,6 +69,7 @@ def test_export_import_export_gives_identical_bytes(case, tmp_path, monkeypatch)
 
 def test_a_run_can_be_moved_and_used_from_another_folder(tmp_path, monkeypatch):
     hf_folder(tmp_path / "hf", "smollm2")
+    (tmp_path / "hf" / shards.INDEX).write_text("{}")  # left over: the single file is read
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     made = import_model("../hf", "run", say=lambda _: None)
@@ -267,9 +269,6 @@ CASES = {
     "base-nan": (config(rope_parameters={"rope_theta": float("nan")}), "rope_"),
     "rope-list": (config(rope_parameters=[1]), "rope_parameters"),
     "bias": (config(attention_bias=True), "attention_bias = True, and only False is taken"),
-    "window": (
-        config(sliding_window=16, use_sliding_window=True), "train.seq_len=16 or less"
-    ),
     "experts": (config(num_local_experts=8), "num_local_experts = 8: mixtures of experts"),
     "quantized": (config(quantization_config={"quant_method": "gptq"}), "gptq"),
     # model.safetensors
@@ -309,6 +308,30 @@ CASES = {
     ),
     "generation-end": (file("generation_config.json", '{"eos_token_id": ["a"]}'), "eos_token_id"),
 }  # fmt: skip
+
+
+SLIDING = {"sliding_window": 8, "use_sliding_window": True}
+LINEAR = {"kind": "linear", "factor": 4.0}
+
+
+def test_fields_of_a_config_mean_what_they_mean_to_transformers():
+    """Those that a class does not read, that are missing, and that stand twice."""
+    for name, changes, key, expected in (
+        ("smollm2", SLIDING, "window", None),
+        ("qwen3", {"sliding_window": 8, "use_sliding_window": None}, "window", None),
+        ("qwen3", SLIDING, "window", None),  # its layer_types are all full
+        ("qwen3", {**SLIDING, "layer_types": None}, "window", None),  # from layer 28 of 2 on
+        ("mistral-window", {}, "window", 5),
+        ("arcee", {"hidden_act": None}, "activation", "relu2"),
+        ("arcee", {"rms_norm_eps": None}, "norm_eps", 1e-5),
+        ("smollm2", {"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling", LINEAR),
+    ):
+        config = {**RECORDED[name]["config"], **changes}
+        config = {key: value for key, value in config.items() if value is not None}
+        assert of_config(config, 64)[1][key] == expected, (name, changes)
+    some = {**RECORDED["qwen3"]["config"], **SLIDING, "layer_types": ["sliding_attention", "full"]}
+    with pytest.raises(LrkvError, match="of some layers .* train.seq_len=8 or less"):
+        of_config(some, 64)
 
 
 @pytest.mark.parametrize("case", CASES)
