@@ -191,6 +191,9 @@ def fit_layer(
     reduced = fits.Reduced.of(calibration.moment_DD, *families)
     weights = {"query": heads.query_HDK, "output": heads.output_HKD}
     condition = 1.0
+    if biases:  # with more heads of keys than there were, several have one's
+        key_bias_GK = biases["key_bias"]
+        weights["key_bias"] = np.repeat(key_bias_GK, G // len(key_bias_GK), axis=0)
     if entry.name == "mla":
         found = fits.joint(reduced, readers, entry.kv_lora_rank, entry.rank, weights=(BALANCE, 1.0))
         totals = found.total
@@ -216,7 +219,7 @@ def fit_layer(
         if biases:
             weights["query_bias"] = np.einsum("HK,HLK->HL", biases["query_bias"], turned)
             inverse_GKK = np.linalg.inv(keys.gauge_GKK)
-            weights["key_bias"] = np.einsum("GK,GKL->GL", biases["key_bias"], inverse_GKK)
+            weights["key_bias"] = np.einsum("GK,GKL->GL", weights["key_bias"], inverse_GKK)
     weights["query"] = weights["query"].swapaxes(0, 1)
     key_error, value_error = (
         fits.relative_error(family, total, calibration.moment_DD, reader)

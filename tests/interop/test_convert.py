@@ -77,9 +77,14 @@ FULL_MLA = {"rope": "full", "latent_norm": False}
         (GQA(kv_heads=2), {"qk_gain": True}, SPANNING),
         (MHA(), {"norm_gain": True, "qkv_bias": True}, MLA(kv_lora_rank=16, rank=8, **FULL_MLA)),
         (GQA(kv_heads=2), {"qk_norm": False, "qkv_bias": True}, SPANNING),
+        (
+            GQA(kv_heads=2),
+            {"qk_norm": False, "qkv_bias": True},
+            LRKV(rank=HEAD_WIDTH, kv_heads=4, rope="full"),
+        ),
         (LRKV(rank=3, rope="full"), {}, MLA(kv_lora_rank=24, **FULL_MLA)),
     ],
-    ids=["gqa-lrkv-gain", "mha-mla-rank", "gqa-lrkv-bias", "lrkv-mla"],
+    ids=["gqa-lrkv-gain", "mha-mla-rank", "gqa-lrkv-bias", "more-heads-bias", "lrkv-mla"],
 )
 def test_a_form_that_spans_the_old_one_gives_its_logits(old, changes, new):
     before, after = (small(entry, vocabulary=64, **changes) for entry in (old, new))
