@@ -61,6 +61,7 @@ ENDINGS = {
     "raise SystemExit": "ended without passing",
     "import os, signal; os.kill(os.getpid(), signal.SIGKILL)": "killed by SIGKILL",
     "import ctypes; ctypes.string_at(0)": "killed by SIGSEGV",
+    "import os; os.kill(os.getpid(), 40)": "killed by signal 40",
     "assert 1 == 2": "raised AssertionError",
     "1 +": "raised SyntaxError",
     "\0": "raised SyntaxError",

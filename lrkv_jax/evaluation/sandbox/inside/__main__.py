@@ -82,7 +82,8 @@ def _reason(status: int | None, reply: bytes, passed: bool) -> str:
         number = os.WTERMSIG(status)
         if number == signal.SIGXCPU:
             return "used up its processor time"
-        return f"killed by {signal.Signals(number).name}"
+        named = number in set(signal.Signals)  # most real-time signals are not
+        return f"killed by {signal.Signals(number).name if named else f'signal {number}'}"
     if reply.startswith((b"raised ", b"ran out of memory")):
         return " ".join(reply.decode(errors="replace").split())
     return "ended without passing"
