@@ -130,4 +130,5 @@ def _is_special(path: Path) -> bool:
 
 def _beside(path: Path) -> Path:
     """A name in the same folder that no other process takes."""
-    return path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.part")
+    start = os.fsencode(path.name)[:100].decode(errors="ignore")  # a name's limit is in bytes
+    return path.with_name(f".{start}.{secrets.token_hex(4)}.part")

@@ -45,6 +45,12 @@ def test_two_writers_of_one_file_share_no_temporary_name(tmp_path, monkeypatch):
     assert path.read_text() == '"ours"\n' and os.listdir(tmp_path) == ["out.json"]
 
 
+def test_a_name_of_as_many_bytes_as_a_file_may_have_is_written(tmp_path):
+    path = tmp_path / ("文" * 85)
+    files.write(path, "text")
+    assert path.read_text() == "text" and list(tmp_path.iterdir()) == [path]
+
+
 def test_a_link_stays_a_link(tmp_path):
     """A4."""
     (tmp_path / "data").mkdir()
