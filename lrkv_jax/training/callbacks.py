@@ -34,6 +34,7 @@ class Callbacks:
     ):
         self.config, self.loader, self.checkpoints = setup.config, setup.loader, checkpoints
         self._directory, self._log, self._progress = setup.directory, log, progress
+        self._tokens_until = setup.tokens_until
         self._writes = setup.processes.index == 0
         self._validate = make_validation(
             self.config.model, setup.mesh, setup.token_bytes_V,
@@ -96,10 +97,9 @@ class Callbacks:
 
     def save(self, state: TrainState, step: int) -> None:
         """Start a checkpoint of a step, unless it has one."""
-        train = self.config.train
         about = {
             "config": self.config.model_dump(mode="json"),
-            "tokens": step * train.global_batch_size * train.seq_len,
+            "tokens": self._tokens_until(step),
             "loader": {"step": step} | data_fingerprints(self.loader, step),
         }
         loss = self._losses.get(step)

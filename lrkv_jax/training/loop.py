@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,9 @@ def train(
                 "longer"
             )
             return TrainResult(setup.directory, start, start >= total, None, False)
+        if start:
+            saved = checkpoints.manifest(start)["tokens"]
+            setup = replace(setup, more_tokens=saved - setup.tokens_until(start))
         stopping = stopping or stack.enter_context(Stopping(processes=processes))
         stop_requested = stack.enter_context(stopping.hold(start, progress.warn))
         writes = processes.index == 0

@@ -47,7 +47,7 @@ class Meter:
 
     def __init__(self, setup: Setup):
         train = setup.config.train
-        self._tokens = setup.tokens_per_step
+        self._tokens, self._tokens_until = setup.tokens_per_step, setup.tokens_until
         self._flops = training_flops_per_token(setup.config.model, train.seq_len)
         self._peak = peak_flops(list(setup.mesh.devices.flat))
         self.restart()
@@ -66,7 +66,7 @@ class Meter:
         now = time.perf_counter()
         seconds, waited = now - self._last, now - before
         self._last = now
-        rate, tokens = self._tokens / seconds, step * self._tokens
+        rate, tokens = self._tokens / seconds, self._tokens_until(step)
         return {
             "step": step,
             **{name: value.item() for name, value in jax.device_get(metrics).items()},

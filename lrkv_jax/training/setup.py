@@ -30,13 +30,15 @@ from lrkv_jax.training.token_batch import BatchFormat
 class Setup:
     """A run that can be: `config` has no `auto` and counts its steps, `loader` reads its batches.
 
-    Of several `processes` each has one, with its rows of the batch.
+    Of several `processes` each has one, with its rows of the batch. `more_tokens` is what the steps
+    of another batch size, before this start, had more.
     """
 
     config: RunConfig
     mesh: Mesh
     loader: Loader
     processes: Processes
+    more_tokens: int = 0
 
     @property
     def directory(self) -> Path:
@@ -45,6 +47,10 @@ class Setup:
     @property
     def tokens_per_step(self) -> int:
         return self.config.train.global_batch_size * self.config.train.seq_len
+
+    def tokens_until(self, step: int) -> int:
+        """The tokens of all steps up to this one."""
+        return step * self.tokens_per_step + self.more_tokens
 
     @cached_property
     def batch_sharding(self) -> NamedSharding:

@@ -173,6 +173,9 @@ def test_an_allowed_change_is_taken_and_written_into_the_history(ended, tmp_path
     console = quiet()
     result = train(other, allow=["train.global_batch_size"], until=7, console=console, **ONE)
     assert result.step == 7 and len(read_metrics(run)) == 7
+    with Checkpointer(run / "checkpoints") as checkpoints:
+        counts = checkpoints.manifest(7)["tokens"], read_metrics(run)[-1]["tokens"]
+    assert counts == (6 * 8 * 32 + 4 * 32,) * 2
     assert "from step 6 on, train.global_batch_size is 4, not 8" in console.file.getvalue()
     assert read_run(run).train.global_batch_size == 4 and read_run(run).train.steps == 8
     rows = read_history(run)
