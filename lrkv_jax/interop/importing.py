@@ -31,7 +31,7 @@ from lrkv_jax.interop.architectures import (
     of_config,
 )
 from lrkv_jax.interop.folders import write_run
-from lrkv_jax.interop.tokenizer_files import KEPT
+from lrkv_jax.interop.tokenizer_files import KEPT, keep_special_ids
 from lrkv_jax.models.transformer import abstract_parameters, specs
 
 FILES = ("config.json", *KEPT, "*.safetensors", shards.INDEX)
@@ -71,6 +71,7 @@ def import_model(
         for name in KEPT:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, fresh / RUN_TOKENIZER / name)
+        keep_special_ids(config_json, fresh / RUN_TOKENIZER)
         params = _read_parameters(config.model, mesh, places, folder)
         write_run(fresh, directory, config, params, tokenizer)
     return config

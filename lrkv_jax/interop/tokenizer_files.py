@@ -42,6 +42,20 @@ TEMPLATE = """\
 """
 
 
+def keep_special_ids(config_json: dict[str, Any], folder: Path) -> None:
+    """Write generation_config.json, if none came, with the special ids of config.json.
+
+    That is where transformers looks for the ends of a text then.
+    """
+    known, ids = range(config_json["vocab_size"]), {}
+    for name in _SPECIAL:
+        found = config_json.get(name)
+        if all(one in known for one in (found if isinstance(found, list) else [found])):
+            ids[name] = found
+    if ids and not (folder / "generation_config.json").exists():
+        files.write_json(folder / "generation_config.json", ids)
+
+
 def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
     """Write the run's tokenizer; returns the special ids for config.json.
 

@@ -68,13 +68,14 @@ def test_export_import_export_gives_identical_bytes(case, tmp_path, monkeypatch)
 
 
 def test_a_run_can_be_moved_and_used_from_another_folder(tmp_path, monkeypatch):
-    hf_folder(tmp_path / "hf", "smollm2")
+    hf_folder(tmp_path / "hf", "smollm2", eos_token_id=[50, 60])  # and no generation_config.json
     (tmp_path / "hf" / shards.INDEX).write_text("{}")  # left over: the single file is read
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     made = import_model("../hf", "run", say=lambda _: None)
     assert made.data.tokenizer == "run/tokenizer"
     before = load_run("run").ids("The Union")
+    assert {50, 60} <= set(load_run("run").tokenizer.eos_token_ids)
     export("run", "../one")
     (tmp_path / "here/run").rename(tmp_path / "moved")
     (tmp_path / "here/tokenizer").mkdir()  # another, which the working directory has
@@ -84,6 +85,7 @@ def test_a_run_can_be_moved_and_used_from_another_folder(tmp_path, monkeypatch):
         assert run.ids("The Union") == before
         assert run.config.data.tokenizer == f"{there}/tokenizer"
     export("moved", "two")
+    assert json.loads((tmp_path / "two/config.json").read_text())["eos_token_id"] == [50, 60]
     for path in (tmp_path / "one").glob("*.json"):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
     scale = tmp_path / "more.yaml"
