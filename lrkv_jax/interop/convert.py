@@ -9,6 +9,7 @@ L layers  D model width  H heads  G key/value heads  K head width
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -155,6 +156,8 @@ def _asked(config: RunConfig, old: AttentionConfig, settings: Sequence[str]) -> 
             f"{entry.label}: a pretrained model's keys are rotated whole and linear in their "
             "input: leave attention.rope and attention.latent_norm out"
         )
+    if new.model.width < new.model.head_width:
+        raise LrkvError("model.width is smaller than model.head_width: convert another model")
     if entry.name == "lrkv" and not entry.rank:
         raise LrkvError(f"{entry.label}: give a rank of 1 or more")
     widest = _widest(new.model)
@@ -178,7 +181,21 @@ def _widest(model: ModelConfig) -> int:
 def fit_layer(
     model: ModelConfig, heads: HeadWeights, calibration: Calibration, biases: Biases = NONE
 ) -> LayerFit:
-    """The weights of `model`'s attention that represent these heads, in float64."""
+    """The weights of `model`'s attention that represent these heads, in float64.
+
+    Raises `LrkvError` for heads whose keys, values or outputs are all zero.
+    """
+    with contextlib.suppress(np.linalg.LinAlgError), np.errstate(invalid="ignore"):
+        found = _fit(model, heads, calibration, biases)
+        if max(found.key_error, found.value_error) < 2:  # not of NaN; of no fit at all it is 1
+            return found
+    raise LrkvError(
+        "a layer has heads whose queries, values or outputs are zero, as before training or after "
+        "pruning: convert another model"
+    )
+
+
+def _fit(model, heads, calibration, biases):
     entry = model.attention
     G = entry.key_heads(model)
     each = model.heads // G

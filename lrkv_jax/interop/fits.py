@@ -71,7 +71,7 @@ def reader_of_values(
     H, K, _ = output_HKD.shape
     squares_HKK = output_HKD @ output_HKD.swapaxes(1, 2)
     squares_GKK = squares_HKK.reshape(groups, H // groups, K, K).sum(axis=1)
-    return np.stack([root(square) for square in squares_GKK])
+    return np.stack([root(square, FREE) for square in squares_GKK])
 
 
 def freedom(model: ModelConfig) -> str:

@@ -16,17 +16,17 @@ ROOT = PACKAGE.parent
 PLAN = {
     "config": 1500, "models": 2500, "kernels": 2300, "optim": 500, "distributed": 1500,
     "training": 2900, "data": 3200, "inference": 2700, "serving": 1600, "evaluation": 1400,
-    "interop": 2300, "cli": 1300, "lab": 7400, "": 400,
+    "interop": 2317, "cli": 1300, "lab": 7400, "": 400,
 }  # fmt: skip
 # The lines that each package may have.
 BUDGET = {
     "config": 1787, "models": 3344, "kernels": 3104, "optim": 485, "distributed": 1490,
     "training": 3064, "data": 3311, "inference": 3304, "serving": 1924, "evaluation": 1541,
-    "interop": 2300, "cli": 1702, "lab": 8193, "": 232,
+    "interop": 2317, "cli": 1702, "lab": 8193, "": 232,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_658, 3_842, 800
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_671, 3_842, 800
 
 
 def lines_of(path):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -14,6 +15,7 @@ from support.variants import HEAD_WIDTH, error, random_params, small
 from lrkv_jax import files
 from lrkv_jax.config import load_config
 from lrkv_jax.data.tokenizer import load_tokenizer
+from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import fits
 from lrkv_jax.interop.convert import convert, fit_layer, fitted_parameters, heads_of
 from lrkv_jax.interop.fits import Calibration
@@ -96,6 +98,17 @@ def test_a_form_that_spans_the_old_one_gives_its_logits(old, changes, new):
     assert max(one.key_error + one.value_error for one in fitted) < 1e-10
     converted = fitted_parameters(after, params, fitted, mesh_of())
     assert error(logits(after, converted), logits(before, params)) < 2e-5
+
+
+@pytest.mark.parametrize("entry", [SPANNING, MLA(kv_lora_rank=24, **FULL_MLA)])
+def test_heads_that_nothing_reads_are_refused_and_a_dead_coordinate_is_none_the_worse(entry):
+    before, after = small(GQA(kv_heads=2)), small(entry)
+    (heads, _), *_ = heads_of(before, random_params(before))
+    dead = replace(heads, output_HKD=heads.output_HKD * (np.arange(HEAD_WIDTH) > 0)[:, None])
+    found = fit_layer(after, dead, calibration(after))
+    assert found.value_error < 1e-10 and found.condition < 1e7
+    with pytest.raises(LrkvError, match="are zero, as before training"):
+        fit_layer(after, replace(heads, output_HKD=heads.output_HKD * 0), calibration(after))
 
 
 @pytest.mark.slow
