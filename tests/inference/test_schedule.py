@@ -274,7 +274,8 @@ def test_every_request_ends_with_its_own_text_and_gives_everything_back(
         if sequence.phase is Phase.RETAINED and len(sequence.tokens) < LENGTH - 9:
             sequence.tokens += [5, 6]
             length = len(sequence.tokens)
-            sequence.prompt_length, sequence.max_length = length, length + 3
+            sequence.prompt_length = sequence.answer_start = length
+            sequence.max_length = length + 3
             world.scheduler.add(sequence)
     before = [list(sequence.tokens) for sequence in world.all]
     world.finish()
