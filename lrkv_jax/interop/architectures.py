@@ -461,8 +461,10 @@ def _window(config: dict[str, Any], context: int) -> int | None:
     if config["sliding_window"] is None or not config.get("use_sliding_window", True):
         return None
     window = _whole_number(config, "sliding_window")
-    if window >= context or "max_window_layers" not in config:
-        return None if window >= context else window
+    if window >= context:
+        return None
+    if "max_window_layers" not in config:  # as Mistral, whose layers are all alike
+        return window
     kinds, first = config.get("layer_types"), config["max_window_layers"]
     if isinstance(kinds, list):
         whole = "sliding_attention" not in kinds

@@ -71,7 +71,7 @@ def import_model(
         for name in KEPT:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, fresh / RUN_TOKENIZER / name)
-        keep_special_ids(config_json, fresh / RUN_TOKENIZER)
+        keep_special_ids(config_json, tokenizer.vocabulary, fresh / RUN_TOKENIZER)
         params = _read_parameters(config.model, mesh, places, folder)
         write_run(fresh, directory, config, params, tokenizer)
     return config

@@ -42,12 +42,13 @@ TEMPLATE = """\
 """
 
 
-def keep_special_ids(config_json: dict[str, Any], folder: Path) -> None:
+def keep_special_ids(config_json: dict[str, Any], vocabulary: int, folder: Path) -> None:
     """Write generation_config.json, if none came, with the special ids of config.json.
 
-    That is where transformers looks for the ends of a text then.
+    That is where transformers looks for the ends of a text then. Ids from `vocabulary` on, which
+    the tokenizer does not have, are left out.
     """
-    known, ids = range(config_json["vocab_size"]), {}
+    known, ids = range(vocabulary), {}
     for name in _SPECIAL:
         found = config_json.get(name)
         if all(one in known for one in (found if isinstance(found, list) else [found])):

@@ -68,7 +68,8 @@ def test_export_import_export_gives_identical_bytes(case, tmp_path, monkeypatch)
 
 
 def test_a_run_can_be_moved_and_used_from_another_folder(tmp_path, monkeypatch):
-    hf_folder(tmp_path / "hf", "smollm2", eos_token_id=[50, 60])  # and no generation_config.json
+    # No generation_config.json; the tokenizer has 257 ids, and the model 272.
+    hf_folder(tmp_path / "hf", "smollm2", eos_token_id=[50, 60], bos_token_id=260)
     (tmp_path / "hf" / shards.INDEX).write_text("{}")  # left over: the single file is read
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -85,7 +86,8 @@ def test_a_run_can_be_moved_and_used_from_another_folder(tmp_path, monkeypatch):
         assert run.ids("The Union") == before
         assert run.config.data.tokenizer == f"{there}/tokenizer"
     export("moved", "two")
-    assert json.loads((tmp_path / "two/config.json").read_text())["eos_token_id"] == [50, 60]
+    written = json.loads((tmp_path / "two/config.json").read_text())
+    assert written["eos_token_id"] == [50, 60] and "bos_token_id" not in written
     for path in (tmp_path / "one").glob("*.json"):
         assert path.read_bytes() == (tmp_path / "two" / path.name).read_bytes()
     scale = tmp_path / "more.yaml"
