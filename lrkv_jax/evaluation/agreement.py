@@ -12,7 +12,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lrkv_jax.config import ModelConfig
-from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.models.transformer import with_parameters
@@ -84,8 +83,6 @@ def agreement_on(run: TrainedRun, tokens_BT: np.ndarray) -> Agreement:
     """`Agreement` of a run: prompts of different lengths, then up to `STEPS` tokens one by one."""
     tokens_BT = tokens_BT[:ROWS, : 4 * STEPS]
     T = tokens_BT.shape[1]
-    if T < 2:
-        raise LrkvError(f"train.seq_len = {T}: agreement needs a prompt and a token after it")
     longest = T - min(STEPS, T // 2)
     lengths = [max(1, longest - 17 * row) for row in range(len(tokens_BT))]
     return decode_agreement(run.config.model, run.params, tokens_BT, lengths, mesh=run.mesh)

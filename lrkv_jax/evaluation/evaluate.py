@@ -125,6 +125,8 @@ def questions_of(
     if "humaneval" in tasks:
         check_allowed(settings)
     context = config.train.seq_len
+    if "agreement" in tasks and context < 2:
+        raise LrkvError(f"train.seq_len = {context}: agreement needs 2 or more, leave it out")
     if {"gsm8k", "humaneval"} & set(tasks) and settings.max_new_tokens >= context:
         raise LrkvError(f"max_new_tokens = {settings.max_new_tokens}: use 1 to {context - 1}")
     if BENCHMARKS.keys() & set(tasks):

@@ -21,12 +21,12 @@ PLAN = {
 # The lines that each package may have.
 BUDGET = {
     "config": 1787, "models": 3344, "kernels": 3104, "optim": 485, "distributed": 1490,
-    "training": 3064, "data": 3311, "inference": 3304, "serving": 1924, "evaluation": 1541,
+    "training": 3064, "data": 3311, "inference": 3304, "serving": 1924, "evaluation": 1540,
     "interop": 2320, "cli": 1702, "lab": 8193, "": 232,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_674, 3_842, 800
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_676, 3_842, 800
 
 
 def lines_of(path):

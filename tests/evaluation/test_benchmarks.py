@@ -140,8 +140,10 @@ def test_what_a_run_cannot_answer_to_is_refused_before_the_work():
             "max_new_tokens = 128: use 1 to 127",
         ),
         (["humaneval"], DEMO, "--run-model-code"),
+        (["agreement"], None, "train.seq_len = 1: agreement .*, leave it out"),
     ):
-        run = a_run(few if "bpb" in tasks else config, params, 128)
+        context = 1 if "agreement" in tasks else 128
+        run = a_run(few if "bpb" in tasks else config, params, context)
         with pytest.raises(LrkvError, match=message):
             questions_of(run.config, tasks, settings)
     for change, message in (
