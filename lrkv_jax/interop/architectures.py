@@ -319,6 +319,8 @@ def _interleaved(x: jnp.ndarray) -> jnp.ndarray:
     return jnp.stack(jnp.split(x, 2, axis=-1), axis=-1).reshape(x.shape)
 
 
+# Llama and Arcee check it when they load. Mistral and Qwen2 do not, but are written as a Llama.
+_WHOLE_HEADS = ("llama", "mistral", "qwen2", "arcee")
 # Gains that a model has not are written as ones.
 _ONES = ("norm_gain", "qk_gain")
 
@@ -337,6 +339,8 @@ def of_model(model: ModelConfig, *, deepseek: bool = False) -> Architecture:
             for key, theirs in one.settings.items()
             if getattr(model, key) != theirs and not (key in _ONES and theirs)
         ]
+        if one.model_type in _WHOLE_HEADS and model.width % model.heads:
+            wrong.append(f"model.width in multiples of model.heads = {model.heads}")
         if scaling and scaling.kind == "yarn" and one.settings.get("qk_norm"):
             wrong.append("no yarn")  # a norm after the rotation undoes its factor
         if deepseek and scaling and (scaling.kind != "yarn" or scaling.truncate is False):

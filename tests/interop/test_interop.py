@@ -105,6 +105,7 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
         ("joint", [FULL, *JOINT], "attention.rope = shared, .*: use --as deepseek"),
         ("biases", [FULL, "model.qkv_bias=true"], "NanoChatForCausalLM needs model.qkv_bias=false"),
         ("window", [FULL, "model.window=8"], "model.window = 8: no class that is written has"),
+        ("heads", [*LLAMA, "attention=mha", "model.heads=3"], "Llama.* needs .* model.heads = 3;"),
         ("none", ["attention.rope=none"], "attention.rope = none, .*: train it in rope: full"),
         ("unrotated", ["attention=gqa", "attention.rope=none"], "rope = none, .* rope: full"),
     ):
