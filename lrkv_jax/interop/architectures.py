@@ -470,12 +470,13 @@ def _window(config: dict[str, Any], context: int) -> int | None:
     if "max_window_layers" not in config:  # as Mistral, whose layers are all alike
         return window
     kinds, first = config.get("layer_types"), config["max_window_layers"]
+    slides = {True, False}
     if isinstance(kinds, list):
-        whole = "sliding_attention" not in kinds
-    else:
-        whole = isinstance(first, int) and first >= config["num_hidden_layers"]
-    if whole:
-        return None
+        slides = {kind == "sliding_attention" for kind in kinds}
+    elif isinstance(first, int):
+        slides = {layer >= first for layer in range(config["num_hidden_layers"])}
+    if len(slides) == 1:
+        return window if True in slides else None
     raise LrkvError(
         f"sliding_window = {window} of some layers is shorter than the context of {context}: "
         f"set train.seq_len={window} or less"

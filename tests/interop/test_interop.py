@@ -326,6 +326,7 @@ def test_fields_of_a_config_mean_what_they_mean_to_transformers():
         ("qwen3", {"sliding_window": 8, "use_sliding_window": None}, "window", None),
         ("qwen3", SLIDING, "window", None),  # its layer_types are all full
         ("qwen3", {**SLIDING, "layer_types": None}, "window", None),  # from layer 28 of 2 on
+        ("qwen2", {**SLIDING, "layer_types": None, "max_window_layers": 0}, "window", 8),
         ("mistral-window", {}, "window", 5),
         ("arcee", {"hidden_act": None}, "activation", "relu2"),
         ("arcee", {"rms_norm_eps": None}, "norm_eps", 1e-5),
