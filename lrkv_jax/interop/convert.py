@@ -105,9 +105,10 @@ def convert(
         new_config = _within(narrowed, settings, run, seen, share, progress)
     new = new_config.model
     counted = _counted(seen, "fitting", model.layers, progress)
+    of_layers = zip(heads_of(model, run.params), counted, strict=True)
     fitted = [
-        fit_layer(new, heads, calibration, biases)
-        for (heads, biases), calibration in zip(heads_of(model, run.params), counted, strict=True)
+        fit_layer(new, layer, heads, calibration, biases)
+        for layer, ((heads, biases), calibration) in enumerate(of_layers)
     ]
     params = fitted_parameters(new, run.params, fitted, run.mesh)
     models = run, replace(run, config=new_config, params=params)
@@ -179,19 +180,23 @@ def _widest(model: ModelConfig) -> int:
 
 
 def fit_layer(
-    model: ModelConfig, heads: HeadWeights, calibration: Calibration, biases: Biases = NONE
+    model: ModelConfig,
+    layer: int,
+    heads: HeadWeights,
+    calibration: Calibration,
+    biases: Biases = NONE,
 ) -> LayerFit:
     """The weights of `model`'s attention that represent these heads, in float64.
 
-    Raises `LrkvError` for heads whose keys, values or outputs are all zero.
+    Raises `LrkvError`, naming the layer, for heads whose keys, values or outputs are all zero.
     """
     with contextlib.suppress(np.linalg.LinAlgError), np.errstate(invalid="ignore"):
         found = _fit(model, heads, calibration, biases)
         if max(found.key_error, found.value_error) < 2:  # not of NaN; of no fit at all it is 1
             return found
     raise LrkvError(
-        "a layer has heads whose queries, values or outputs are zero, as before training or after "
-        "pruning: convert another model"
+        f"layer {layer} has heads whose queries, values or outputs are zero, as before training or "
+        "after pruning: convert another model"
     )
 
 
@@ -308,7 +313,7 @@ def _within(
     if len(tried) == 1:
         return tried[0]
     costs = [
-        sum(fit_layer(one.model, heads[at], seen[at]).predicted for at in sampled_layers)
+        sum(fit_layer(one.model, at, heads[at], seen[at]).predicted for at in sampled_layers)
         for one in _counted(tried, "choosing widths", len(tried), progress)
     ]
     return tried[int(np.argmin(costs))]

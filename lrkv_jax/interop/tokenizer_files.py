@@ -11,10 +11,7 @@ from typing import Any
 from lrkv_jax import files
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.tokenizer import (
-    CHAT_NAMES,
-    byte_alphabet,
-)
+from lrkv_jax.data.tokenizer import CHAT_NAMES, byte_alphabet
 from lrkv_jax.inference.trained_run import TrainedRun
 
 # What an imported run keeps of the folder that it came from.

@@ -92,8 +92,8 @@ def test_a_form_that_spans_the_old_one_gives_its_logits(old, changes, new):
     before, after = (small(entry, vocabulary=64, **changes) for entry in (old, new))
     params = random_params(before)
     fitted = [
-        fit_layer(after, heads, calibration(after), biases)
-        for heads, biases in heads_of(before, params)
+        fit_layer(after, layer, heads, calibration(after), biases)
+        for layer, (heads, biases) in enumerate(heads_of(before, params))
     ]
     assert max(one.key_error + one.value_error for one in fitted) < 1e-10
     converted = fitted_parameters(after, params, fitted, mesh_of())
@@ -105,10 +105,10 @@ def test_heads_that_nothing_reads_are_refused_and_a_dead_coordinate_is_none_the_
     before, after = small(GQA(kv_heads=2)), small(entry)
     (heads, _), *_ = heads_of(before, random_params(before))
     dead = replace(heads, output_HKD=heads.output_HKD * (np.arange(HEAD_WIDTH) > 0)[:, None])
-    found = fit_layer(after, dead, calibration(after))
+    found = fit_layer(after, 0, dead, calibration(after))
     assert found.value_error < 1e-10 and found.condition < 1e7
-    with pytest.raises(LrkvError, match="are zero, as before training"):
-        fit_layer(after, replace(heads, output_HKD=heads.output_HKD * 0), calibration(after))
+    with pytest.raises(LrkvError, match="layer 3 has .* are zero, as before training"):
+        fit_layer(after, 3, replace(heads, output_HKD=heads.output_HKD * 0), calibration(after))
 
 
 @pytest.mark.slow
