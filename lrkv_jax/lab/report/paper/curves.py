@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -113,9 +114,9 @@ def _draw_curves(
         mha = variant_style("mha")
         reference: dict[int, Curve] = next((v.curves for v in variants if v.style == mha), {})
         for variant in variants:
-            own = variant.curves
-            _draw_line(above, variant.style, [(one, one.cross_entropy) for one in own.values()])
-            _draw_line(below, variant.style, _differences(own, reference))
+            losses = [(one.tokens, one.cross_entropy) for one in variant.curves.values()]
+            _draw_line(above, variant.style, losses)
+            _draw_line(below, variant.style, _differences(variant.curves, reference))
         if reference:
             _flops_axis(above, next(iter(reference.values())))
         else:
@@ -126,25 +127,26 @@ def _draw_curves(
 
 def _differences(
     curves: Mapping[int, Curve], reference: Mapping[int, Curve]
-) -> list[tuple[Curve, np.ndarray]]:
-    """Each seed's curve less the reference's of the same text, as far as both have come."""
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Tokens, and each seed's losses less the reference's of the same text there."""
     found = []
     for seed, curve in curves.items():
         other = reference.get(seed)
         if other and other.heldout_tokens == curve.heldout_tokens:
-            shared = min(len(other.steps), len(curve.steps))
-            found.append((curve, curve.cross_entropy[:shared] - other.cross_entropy[:shared]))
+            tokens, ours, theirs = np.intersect1d(curve.tokens, other.tokens, return_indices=True)
+            found.append((tokens, curve.cross_entropy[ours] - other.cross_entropy[theirs]))
     return found
 
 
-def _draw_line(axis: Axes, style: VariantStyle, seeds: Sequence[tuple[Curve, np.ndarray]]) -> None:
-    """Draw the mean over seeds, as far as all seeds have come, and its band."""
+def _draw_line(
+    axis: Axes, style: VariantStyle, seeds: Sequence[tuple[np.ndarray, np.ndarray]]
+) -> None:
+    """Draw the mean over seeds, and its band, at the tokens where all seeds have a value."""
     if seeds:
-        points = min(len(values) for _, values in seeds)  # a run may still be going
-        tokens = seeds[0][0].tokens[:points]
-        every = None if points <= 12 else 0.15  # few points are marked each
-        cut = [values[:points] for _, values in seeds]
-        draw_mean(axis, tokens, cut, label=style.name, markevery=every, **style.plot)
+        tokens = reduce(np.intersect1d, [at for at, _ in seeds])
+        every = None if len(tokens) <= 12 else 0.15  # few points are marked each
+        shared = [values[np.isin(at, tokens)] for at, values in seeds]
+        draw_mean(axis, tokens, shared, label=style.name, markevery=every, **style.plot)
 
 
 def _flops_axis(axis: Axes, curve: Curve) -> None:

@@ -47,6 +47,10 @@ def test_losses_have_the_spread_of_seeds_and_curves_below_are_over_the_same_seed
            for axis in (above, below)}  # fmt: skip
     assert mqa[above].get_ydata() == pytest.approx([5.6, 4.6])
     assert mqa[below].get_ydata() == pytest.approx([0.1, 0.1])
+    # A run may validate at other steps than another: values of the same tokens are compared.
+    (often,) = report_item("fig02").made([*runs, planted("gqa", [9, 5.2, 9, 4.2])])
+    (gqa,) = [line for line in often.figure.axes[1].get_lines() if line.get_label() == "GQA"]
+    np.testing.assert_allclose(gqa.get_xydata().T, [mqa[below].get_xdata(), [0.2, 0.2]])
     band = below.collections[1].get_paths()[0].vertices[:, 1]
     assert np.ptp(band) < 1e-9
     mha, _ = report_item("fig03").made(runs)[0].figure.axes[0].containers
