@@ -301,10 +301,10 @@ def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Set
     for name, members in alike([run for run in runs if run.midtrained == midtrained]):
         once: dict[tuple, RunRecord] = {}
         for run in members:
-            # An ablation may name again what has a name already: that one comes first.
+            # An attempt that has not ended hides none that has; an ablation may name again what
+            # has a name already, which comes first.
             key = run.label, run.seed
-            if key not in once or _standing(run) > _standing(once[key]):
-                once[key] = run
+            once[key] = max(once.get(key, run), run, key=lambda one: (one.finished, _standing(one)))
         found.append(Setting(name + what, tuple(once.values())))
     return found
 

@@ -135,6 +135,9 @@ def test_how_a_run_was_carried_out_sets_nothing_apart_and_what_it_trained_with_d
     write_run(tmp_path / "ablation", rank=8)  # names a size again, which counts once
     (setting,) = settings(read_runs([tmp_path]))
     assert [run.variant for run in setting.runs] == ["mha", "lrkv"]
+    write_run(tmp_path / "attempt", "attention=mha", until=20)  # read before "one", which has ended
+    (setting,) = settings(read_runs([tmp_path]))
+    assert [run.path.name for run in setting.runs] == ["one", "other"]
     write_run(tmp_path / "longer", "attention=lrkv", "train.steps=50")
     write_run(tmp_path / "slower", "attention=lrkv", "optimizer.matrix_lr=0.01")
     names = [setting.name for setting in settings(read_runs([tmp_path]))]
