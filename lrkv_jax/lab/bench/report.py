@@ -201,11 +201,11 @@ def read_decode(path: Path) -> dict[str, Any]:
     """The report that `lrkv bench decode --out` wrote; raises `LrkvError` for any other file."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        if {"rows", "backend"} <= found.keys():
+        if found["benchmark"] == "decode":
             return found
     except OSError as error:
         raise LrkvError(f"{path}: {error.strerror}") from error
-    except (ValueError, AttributeError):
+    except (ValueError, TypeError, KeyError):
         pass
     raise LrkvError(f"{path} is not a decode benchmark: use a JSON of lrkv bench decode")
 

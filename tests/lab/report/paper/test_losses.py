@@ -167,7 +167,8 @@ def test_a_choice_shows_what_a_variant_gains_over_what_it_costs(rated):
     keys = "variant", "implementation", "time_over_mha"
     rows = [row | dict(zip(keys, one, strict=True)) for one in times]
     elsewhere = rows[0] | {"scale": "2.5b", "time_over_mha": 0.1}
-    (table,) = report_item("choosing").made(rated, [{"rows": [*rows, elsewhere]}])
+    alone = rows[0] | {"time_over_mha": None}
+    (table,) = report_item("choosing").made(rated, [{"rows": [*rows, elsewhere, alone]}])
     mha, latent = ([cell.value for cell in row.cells] for row in table.rows)
     # 6 heads of 128, R = 32: (2 K + H (2 R + 2 bytes' worth of a float32 norm)) / (2 H K) on a
     # device; of six devices each has all of what is shared, and one head of six.
