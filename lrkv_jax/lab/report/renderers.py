@@ -93,7 +93,7 @@ def terminal(table: Table) -> str:
     headings, rows, _ = _cells(table, _Format("", str, best="*{}"))
     if len(headings) > 8 > len(rows) and not any(row.block for row in table.rows):
         headings, *rows = map(list, zip(headings, *rows, strict=True))
-    widest = shutil.get_terminal_size().columns // len(headings) - 2
+    widest = max(5, shutil.get_terminal_size().columns // len(headings) - 2)
     body = tabulated(headings, rows, form="simple", widest=widest)
     return "\n\n".join(filter(None, (table.title, body, table.caption)))
 

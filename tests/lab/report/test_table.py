@@ -7,7 +7,7 @@ import pytest
 
 from lrkv_jax.config.attention import variants
 from lrkv_jax.lab.report.paper_values import PaperValue
-from lrkv_jax.lab.report.renderers import html, write_table
+from lrkv_jax.lab.report.renderers import html, terminal, write_table
 from lrkv_jax.lab.report.renderers import markdown as padded
 from lrkv_jax.lab.report.styles import variant_style
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
@@ -60,6 +60,12 @@ def test_json_has_the_numbers_whole_and_by_seed(tmp_path):
     cell = read["rows"][0]["cells"][1]
     assert cell["seeds"] == {"0": 2.0, "1": 2.123456789}
     assert cell["value"] == pytest.approx(2.0617283945)
+
+
+def test_a_table_of_more_columns_than_a_terminal_has_room_for_is_still_written(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    wide = table(*[row(*"abcdefghij")] * 9, columns=[Column("rate")] * 10)
+    assert terminal(wide).split()[-10:] == list("abcdefghij")
 
 
 def test_variants_differ_without_their_colors():
