@@ -1,5 +1,7 @@
 """Runs as files: directories of `lrkv train`, and archives of many runs without checkpoints."""
 
+import contextlib
+import fcntl
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -146,16 +148,21 @@ def archive_runs(runs: Iterable[RunRecord], file: str | Path) -> None:
     It has the configuration, each validation, the history and the evaluation: what comparisons
     read, without checkpoints. A run that the file has under this name is replaced.
     """
-    known = archived_by_name(file) | {run.path.name: run for run in runs}
-    lines = []
-    for name, run in sorted(known.items()):
-        rows = [r for r in run.rows if r.get("validation_loss") is not None or r is run.rows[-1]]
-        archived = {
-            "run": name,
-            "config": as_settings(run.config.model_copy(update={"run_dir": None})),
-            "rows": [{key: row[key] for key in _COLUMNS if key in row} for row in rows],
-            "history": list(run.history),
-            "evaluation": run.evaluation,
-        }
-        lines.append(json.dumps(archived) + "\n")
-    files.write(file, "".join(lines))
+    with Path(f"{file}.lock").open("a") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.lockf(lock, fcntl.LOCK_EX)  # another sweep may add its runs now
+        known = archived_by_name(file) | {run.path.name: run for run in runs}
+        files.write(file, "".join(_archived(*one) for one in sorted(known.items())))
+
+
+def _archived(name: str, run: RunRecord) -> str:
+    """A run's line in an archive."""
+    rows = [r for r in run.rows if r.get("validation_loss") is not None or r is run.rows[-1]]
+    archived = {
+        "run": name,
+        "config": as_settings(run.config.model_copy(update={"run_dir": None})),
+        "rows": [{key: row[key] for key in _COLUMNS if key in row} for row in rows],
+        "history": list(run.history),
+        "evaluation": run.evaluation,
+    }
+    return json.dumps(archived) + "\n"

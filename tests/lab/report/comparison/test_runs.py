@@ -1,6 +1,9 @@
 """Run directories are read as they are, and only what may be compared is put together."""
 
 import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -61,6 +64,22 @@ def test_archived_runs_compare_as_their_directories_do(sweep, tmp_path):
         assert ours.finished and ours.bits_per_byte == theirs.bits_per_byte
         for name in ("steps", "flops", "bits_per_byte"):
             np.testing.assert_array_equal(getattr(ours.curve, name), getattr(theirs.curve, name))
+
+
+def test_sweeps_side_by_side_add_to_one_archive_in_turn(sweep, tmp_path):
+    file, hold = tmp_path / "archive.jsonl", "import fcntl, sys; lock = open(sys.argv[1], 'a')"
+    hold += "; fcntl.lockf(lock, fcntl.LOCK_EX); print(flush=True); sys.stdin.read()"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with (
+        ThreadPoolExecutor() as pool,
+        subprocess.Popen([sys.executable, "-c", hold, f"{file}.lock"], **pipes) as other,
+    ):
+        other.stdout.readline()
+        added = pool.submit(archive_runs, read_runs([sweep / "mha-seed0"]), file)
+        with pytest.raises(TimeoutError):
+            added.result(timeout=0.2)
+        assert not file.exists()
+    assert len(read_runs([file])) == 1
 
 
 def test_a_curve_is_of_one_held_out_text(tmp_path):
