@@ -178,21 +178,20 @@ def command(
     *,
     print_json: bool,
     out: str | Path | None,
-    suffix: str = "",
 ) -> None:
     """Run a benchmark while `shown`: tables or JSON on stdout, a file in the folder `out`."""
+    if out is not None:  # what cannot be made is known before the work
+        Path(out).mkdir(parents=True, exist_ok=True)
     with shown as progress:
         report = run(settings, progress)
     print(json.dumps(as_json(report), indent=2) if print_json else tables(report))
     if out is not None:
-        print(save(report, out, suffix), file=sys.stderr)
+        print(save(report, out), file=sys.stderr)
 
 
-def save(report: dict[str, Any], folder: str | Path, suffix: str = "") -> Path:
+def save(report: dict[str, Any], folder: str | Path) -> Path:
     """Write BENCHMARK_BACKEND.json."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{report['benchmark']}_{report['backend']}{suffix}.json"
+    path = Path(folder) / f"{report['benchmark']}_{report['backend']}.json"
     files.write(path, json.dumps(as_json(report), indent=1) + "\n")
     return path
 

@@ -20,7 +20,7 @@ from lrkv_jax.config import RunConfig
 from lrkv_jax.config.differences import differences
 from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
 from lrkv_jax.evaluation.evaluate import questions_of
-from lrkv_jax.files import read_json
+from lrkv_jax.files import check_writable, read_json
 from lrkv_jax.lab.report.comparison import (
     RunRecord,
     archive_runs,
@@ -174,6 +174,7 @@ def work(
         questions_of(chats.config, tasks)
     known: Mapping[str, RunRecord] = {}
     if archive:
+        check_writable(archive)
         known = archived_by_name(archive)
     states = [state_of(point, tasks, known) for point in points]
     logs.mkdir(parents=True, exist_ok=True)

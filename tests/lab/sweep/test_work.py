@@ -113,7 +113,7 @@ def test_archived_runs_are_done_without_their_directories(tmp_path, stand_in):
         run(other, tmp_path, archive=archive)
 
 
-def test_a_task_that_cannot_be_is_refused_before_anything_is_trained(tmp_path, stand_in):
+def test_a_task_or_archive_that_cannot_be_is_refused_before_anything_is_trained(tmp_path, stand_in):
     points = points_of(tmp_path, "attention=mha")
     for task, said in (
         ("nope", "unknown task nope: use bpb, docstrings, agreement, arc"),
@@ -122,6 +122,8 @@ def test_a_task_that_cannot_be_is_refused_before_anything_is_trained(tmp_path, s
     ):
         with pytest.raises(LrkvError, match=said):
             run(points, tmp_path, tasks=["bpb", task])
+    with pytest.raises(LrkvError, match="absent/a.jsonl cannot be written"):
+        run(points, tmp_path, archive=tmp_path / "absent" / "a.jsonl")
     assert not points[0].directory.exists()
 
 
