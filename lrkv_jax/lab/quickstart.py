@@ -13,6 +13,7 @@ from rich.text import Text
 from lrkv_jax.config import RunConfig, load_config
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.distributed.stopping import Stopping
+from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation import evaluate
 from lrkv_jax.evaluation.benchmark import BenchmarkSettings
 from lrkv_jax.evaluation.evaluate import BENCHMARKS
@@ -60,7 +61,14 @@ def compare(
     """Train, evaluate and decode both variants and print the comparison.
 
     Runs that are finished are used as they are. False if a signal stopped a training run.
+    Raises `LrkvError` for settings that both runs cannot have.
     """
+    for given in overrides:
+        if given.startswith(("attention=", "run_dir=")):
+            raise LrkvError(
+                f"{given}: the comparison trains {' and '.join(VARIANTS)}, in two directories; "
+                f"use lrkv train {PRETRAIN} {given}"
+            )
     began = time.monotonic()
     results = []
     for name in VARIANTS:

@@ -34,6 +34,7 @@ def trained(tmp_path_factory, finished_run):
     [
         ("train quickstart model.layer=3", "model.layer: did you mean layers?"),
         ("train quickstart mesh.data=3 mesh.fsdp=1", "devices, 8: set one of them to -1"),
+        ("quickstart attention=mla", "trains mha and lrkv_latent, in two directories"),
         ("train quickstart --until 0", "0: use a whole number from 1 on"),
         ("train quickstart data.tokenizer=gpt3", "gpt3"),
         ("train quickstart --steps 3", "settings have no dashes, as in train.steps=100"),
