@@ -18,7 +18,7 @@ import jaxlib
 
 import lrkv_jax
 from lrkv_jax import files
-from lrkv_jax.config import RunConfig, load_config
+from lrkv_jax.config import ModelConfig, RunConfig, load_config
 from lrkv_jax.distributed.hardware import device_name, usable_cores
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.report.tabulated import tabulated
@@ -51,7 +51,7 @@ def variants_of(
 ) -> dict[str, RunConfig]:
     """The chosen variants of a scale, all unless given, cut to `depth` layers if given.
 
-    Raises `LrkvError` as `load_config` does.
+    Raises `LrkvError` as `load_config` does, and for a depth that cuts a pattern of layers.
     """
     names = load_config(scale, overrides).variants if variants is None else variants
     found = {name: load_config(scale, [f"attention={name}", *overrides]) for name in names}
@@ -63,7 +63,8 @@ def variants_of(
 def _cut(config: RunConfig, depth: int) -> RunConfig:
     # As many layers of the scan unrolled as divide the fewer ones.
     changes = {"layers": depth, "unroll": math.gcd(config.model.unroll, depth)}
-    return config.model_copy(update={"model": config.model.model_copy(update=changes)})
+    cut = ModelConfig.model_validate(config.model.model_dump() | changes)
+    return config.model_copy(update={"model": cut})
 
 
 def compare_with_mha(rows: Sequence[Any], **over: str) -> None:

@@ -144,6 +144,7 @@ def test_what_does_not_fit_in_memory_is_skipped_with_the_figures(monkeypatch):
         ("decode --length 1k", "--length 1k: use whole numbers"),
         ("train mesh.fsdp=3", "must multiply to the number of devices, 8"),
         ("train train.wdith=4", "unknown key train.wdith"),
+        ("train model.layers_pattern=SG model.window=8 --depth 3", "SG, 2 layers, does not divide"),
     ],
 )
 def test_bad_questions_are_one_line(capsys, monkeypatch, arguments, message):
