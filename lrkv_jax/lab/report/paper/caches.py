@@ -60,11 +60,7 @@ FIG01 = "What a token leaves in each variant's cache, and how a query meets it"
 
 @report_item("Figure 1", FIG01, reads="configurations")
 def fig01_family(runs):
-    """A token's entries in each variant's cache, and how a query reads them.
-
-    The boxes are the arrays that one layer allocates at the 128M shape, in proportion
-    to their bytes in bfloat16; inverse norms are float32.
-    """
+    """A token's entries in each variant's cache, in proportion to their bytes, and their use."""
     models = _family()
     figure, [[axis]] = panels(panel=(8.2, 0.42 * len(models) + 0.6))
     mha = sum(size for *_, size in _arrays(models[0]))
@@ -160,10 +156,7 @@ VARIANTS = (
 
 @report_item("Table 10", "Memory and latency of decoding", reads="configurations")
 def table10_memory_latency(runs):
-    """Cache and attention FLOPs of one decoded token, over all layers.
-
-    Both are counted from the configurations. Times are measured by `lrkv bench decode`.
-    """
+    """Cache and attention FLOPs of one decoded token; `lrkv bench decode` measures times."""
     columns = [
         Column("variant"), Column("cache per token", "KiB", digits=1),
         Column("each cached token", "kFLOP", digits=1, group="attention:"),
@@ -241,10 +234,7 @@ MIB = 2**20
 
 @report_item("Table 12", "KV cache as it is allocated", reads="configurations")
 def table12_cache_bytes(runs):
-    """Caches of every variant and scale, allocated on this machine, weighed and freed.
-
-    No weight is made, so 1.2 GB of memory suffice.
-    """
+    """Caches of every variant and scale, allocated and weighed; 1.2 GB of memory suffice."""
     columns = [
         Column("variant"), Column("layers"), Column("by the paper's formula", "MiB", digits=1),
         Column("all that is cached", "MiB", digits=1),

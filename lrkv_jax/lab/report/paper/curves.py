@@ -76,11 +76,7 @@ def _variants(setting: Setting) -> list[VariantRuns]:
 
 @report_item("Figure 2", "Held-out loss during pretraining")
 def fig02_loss_curves(runs):
-    """Held-out cross-entropy against training tokens, and against training FLOPs.
-
-    A column for each scale; lines are means over seeds, bands one standard deviation. The upper
-    axis shows MHA's FLOPs: a token of another variant costs up to some per cent more or less.
-    """
+    """Held-out cross-entropy against training tokens, with a column for each scale."""
     return _curves("Held-out loss during pretraining", settings(runs))
 
 
@@ -159,12 +155,7 @@ def _flops_axis(axis: Axes, curve: Curve) -> None:
 
 @report_item("Figure 3", "Training efficiency")
 def fig03_training_efficiency(runs):
-    """Loss against cache, and how much earlier LRKV reaches each baseline's final loss.
-
-    (a) Bits per byte against the share of MHA's cache. (b) 1 − step*/step_final for
-    each baseline: step* is where LRKV's curve of the same seed first comes down to the
-    baseline's last validation, linear between validations.
-    """
+    """Loss against cache, and how much earlier LRKV reaches each baseline's final loss."""
     shown = [setting for setting in settings(runs) if any(run.finished for run in setting.runs)]
     return [*_trade_off(shown), *_efficiency(shown)]
 
@@ -257,11 +248,7 @@ ABLATED = ("mla", "lrkv")  # by latent and by rank
 
 @report_item("Figure 5", "Ablation of rank and latent")
 def fig05_rank_ablation(runs):
-    """What LRKV's rank and MLA's latent buy.
-
-    (a) Held-out cross-entropy against the cache, for every rank, latent and baseline of
-    a scale; (b) LRKV's curves by rank. Scales with two ranks or two latents are shown.
-    """
+    """Loss against cache by LRKV's rank and MLA's latent, and LRKV's curves by rank."""
     shown = [one for one in settings(runs) if any(len(_sizes(one, kind)) > 1 for kind in ABLATED)]
     return [*_losses(shown), *_by_rank(shown)]
 

@@ -29,10 +29,7 @@ TASKS = {
 
 @report_item("Table 2", "Downstream tasks")
 def table02_downstream(runs):
-    """The five benchmarks, by variant, from each run's `evaluation.json`.
-
-    It shows runs evaluated with `lrkv evaluate RUN --tasks arc_easy,...`; midtrained ones first.
-    """
+    """The five benchmarks, by variant, from each run's `evaluation.json`; midtrained runs first."""
     evaluated = [run for run in runs if any(task in (run.evaluation or {}) for task in TASKS)]
     rows = []
     for midtrained in (True, False):
@@ -71,11 +68,10 @@ Points = Mapping[tuple[VariantStyle, str], tuple[Sequence[float], Sequence[float
 
 @report_item("Figure 19", "Bits per byte against benchmark scores")
 def fig19_downstream_correlation(runs):
-    """Whether bits per byte after pretraining predict the combined score of five benchmarks.
+    """The combined score of five benchmarks against bits per byte after pretraining.
 
-    Shown are runs that were evaluated on all five benchmarks; a midtrained one stands
-    at the bits per byte of the run it was started from, which is read from `init_from`
-    where it is not among the runs given. A point is a variant, the mean over its seeds.
+    The bits of a midtrained run are those of the run it was started from, which is read from
+    `init_from` where it is not among the runs given.
     """
     shown = _measured(runs)
     if not shown:

@@ -190,12 +190,7 @@ CONTRASTS_NOTE = (
 
 @report_item("Beside the paper", "The family, each variant at its own learning rate")
 def family(runs):
-    """The variants, each at its learning rate, and what separates them.
-
-    One model of variant and seed takes all variants of a setting. Contrasts that were
-    named before most of the shipped runs stand apart from those that were added later;
-    Holm's p is over those of a block.
-    """
+    """The variants, each at its best learning rate, and the contrasts between them."""
     made = []
     for number, one in enumerate(one for one in families(runs) if len(one.variants) > 1):
         for part in (_variants(one), _contrasts(one)):
@@ -314,13 +309,7 @@ COST_NOTE = (
 
 @report_item("Beside the paper", "Which variant to choose", reads="runs and benches")
 def choosing(runs, benches):
-    """The cost of each variant and its gain, so that one can choose.
-
-    Losses are of the runs, each variant at its learning rate. Costs are those of the
-    variants of the same names in `SCALE`, where each keeps the same share of MHA's
-    cache: bytes and FLOPs are counted from the configurations, times are read from
-    decode benchmarks of that scale (`lrkv report --bench`).
-    """
+    """What each variant gains in loss, over what its namesake in `SCALE` costs."""
     made = []
     for number, family in enumerate(families(runs)):
         names = [name for name in shipped(SCALE).variants if family.named(name)]

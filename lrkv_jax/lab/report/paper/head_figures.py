@@ -39,12 +39,7 @@ LOGITS_NOTE = (
 
 @report_item("Figures 6 and 18", "Similarity of heads", reads="analyses")
 def fig06_head_similarity(runs):
-    """Heat maps of the cosines of heads at an early, a middle and a late layer.
-
-    Two pictures for each scale: of heads' forms, as in the paper, and of their logits
-    on held-out text, which needs `lrkv analyze RUN... --batches 4`. A row for each
-    variant at its lowest seed, one scale of colors in each picture.
-    """
+    """Cosines of heads' forms, and of their logits on text (`lrkv analyze RUN... --batches 4`)."""
     forms = pictures(
         runs, lambda setting: _maps("Similarity of heads", setting, "query_key", FORMS_NOTE)
     )
@@ -109,10 +104,7 @@ def _write_values(axis: Axes, gram: np.ma.MaskedArray, low: float, high: float) 
 
 @report_item("Figures 7 and 9", "Effective rank of heads", reads="analyses")
 def fig07_effective_rank(runs):
-    """Effective rank of heads, uncentered and centered, as bars.
-
-    Each bar is a mean over layers and seeds, next to random weights and under the cap.
-    """
+    """Effective rank of heads as bars, next to random weights and under the cap."""
     return pictures(runs, _rank_bars)
 
 
@@ -162,11 +154,7 @@ PARTS: dict[str, dict[str, Any]] = {
 
 @report_item("Figure 8", "Norms of keys and values", reads="analyses")
 def fig08_key_norms(runs):
-    """Frobenius norms of keys and values by layer.
-
-    MHA's, and LRKV's shared part, residual and total. The paper has 3.1 to 6.7 times
-    MHA's in one place and 4 to 5 in another.
-    """
+    """Frobenius norms of keys and values by layer: MHA's, and LRKV's total and parts."""
     return pictures(runs, _norms)
 
 
@@ -207,10 +195,7 @@ def _norm(family: str, part: str) -> Callable[[dict[str, Any]], list[float]]:
 
 @report_item("Figures 14 and 15", "Effective rank of heads by layer", reads="analyses")
 def fig14_rank_by_layer(runs):
-    """Effective rank of heads by layer, uncentered next to centered.
-
-    Lines are means over seeds, between the cap and the effective rank of random weights.
-    """
+    """Effective rank of heads by layer, between the cap and that of random weights."""
     return pictures(runs, _ranks_by_layer)
 
 

@@ -47,11 +47,7 @@ def _table(title: str, columns: list[Column], rows: Sequence[TableRow], note: st
 
 @report_item("Table 3", "Effective rank of heads", reads="analyses")
 def table03_effective_rank(runs):
-    """Effective rank of heads, uncentered and centered.
-
-    Counts, % of heads (the paper's convention), % of the cap that centering leaves, and
-    random weights. The paper's values are in a separate table.
-    """
+    """Effective rank of heads, uncentered and centered, and of random weights."""
     found = analyzed_settings(runs)
     tables = []
     for form, title in FORMS.items():
@@ -106,10 +102,7 @@ WEIGHTED_NOTE = (
 
 @report_item("Beside the paper", WEIGHTED, reads="analyses")  # fmt: skip
 def weighted_ranks(runs):
-    """Effective ranks of heads on held-out text, and of random weights.
-
-    An input direction counts as often as it occurs. Needs `lrkv analyze RUN... --batches 4`.
-    """
+    """Effective ranks of heads as text meets them; needs `lrkv analyze RUN... --batches 4`."""
     rows = [
         _weighted_row(variant, form, f"{setting.name}, {title}")
         for setting in analyzed_settings(runs)
@@ -191,10 +184,7 @@ OVERLAP_NOTE = (
 
 @report_item("Described, not shown", OVERLAP, reads="analyses")
 def overlap(runs):
-    """The overlap of LRKV's residuals with its shared part.
-
-    Cosines (0.2 to 0.4 in the paper) and principal angles, next to random residuals.
-    """
+    """Cosines and principal angles of LRKV's residuals and shared part, next to random ones."""
     rows = [
         _overlap_row(variant, family, setting.name)
         for setting in analyzed_settings(runs)
@@ -243,11 +233,7 @@ FIT_NOTE = (
 
 @report_item("Described, not shown", FIT, reads="analyses")
 def factorisation(runs):
-    """The best shared matrix and residuals for trained heads.
-
-    Truncated SVD, mean + SVD and alternating least squares at the ranks that the runs
-    were analyzed at, of MHA's heads and of LRKV's.
-    """
+    """The errors of shared matrices and residuals that are fitted to MHA's heads and LRKV's."""
     rows = [
         _fit_row(variant, family, rank, setting.name)
         for setting in analyzed_settings(runs)

@@ -73,11 +73,7 @@ def _live_cache(run: RunRecord) -> Cell:
 
 @report_item("Table 1", "Pretraining across scales")
 def table01_pretraining(runs):
-    """Held-out cross-entropy and bits per byte of every variant, with what its cache holds.
-
-    A block for each scale among the runs. The paper's value is next to ours where a
-    run repeats its setting.
-    """
+    """Held-out loss of every variant, with what its cache holds and the paper's value."""
     rows = [
         row
         for setting in settings(runs)
@@ -93,11 +89,7 @@ def _with_the_paper_s(title: str, rows: list[TableRow], paper: str, **more: Colu
 
 @report_item("Table 8", "Ablation of rank and latent")
 def table08_rank_ablation(runs):
-    """Held-out loss by LRKV's rank and by MLA's latent width, next to the baselines.
-
-    It shows every size of LRKV and MLA among runs that may be compared; an ablation's runs
-    (nano_ranks) and the baselines of the scale that it extends (nano) come together.
-    """
+    """Held-out loss of every size of LRKV and MLA, next to the baselines."""
     rows = []
     for setting in settings(runs):
         sizes = {run.label for run in setting.runs if run.kind in SIZED}
