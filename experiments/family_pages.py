@@ -25,7 +25,7 @@ from lrkv_jax.interop import architectures, convert, export
 from lrkv_jax.kernels.flash import cudnn
 from lrkv_jax.lab.bench.report import read_decode, replace_between
 from lrkv_jax.lab.report.comparison import read_runs
-from lrkv_jax.lab.report.comparison.contrasts import against, contrasts, spread, trend
+from lrkv_jax.lab.report.comparison.contrasts import against, contrasts, mean_and_sd, trend
 from lrkv_jax.lab.report.paper import REPORT_ITEMS
 from lrkv_jax.lab.report.paper.family import _bytes_on_shard
 from lrkv_jax.lab.report.tabulated import tabulated
@@ -146,10 +146,10 @@ def _controls(runs) -> str:
              "difference, bits/byte", "verdict")  # fmt: skip
     rows = []
     for (first, second), found in contrasts(values, CONTROLS).items():
-        own = spread(list(values[first].values()))
+        mean, sd = mean_and_sd(values[first].values())
         rows.append((
-            f"{first} − {second}", CONTROLS[first, second], f"{own.n}",
-            f"{own.mean:.4f} ± {own.sd:.4f}", found.with_interval(4), found.in_words,
+            f"{first} − {second}", CONTROLS[first, second], f"{len(values[first])}",
+            f"{mean:.4f} ± {sd:.4f}", found.with_interval(4), found.in_words,
         ))  # fmt: skip
     return tabulated(heads, rows, left=2)
 

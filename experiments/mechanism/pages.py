@@ -29,7 +29,7 @@ from lrkv_jax.lab.report.comparison.contrasts import (  # noqa: E402
     Contrast,
     combined,
     contrasts,
-    spread,
+    mean_and_sd,
 )
 from lrkv_jax.lab.report.figures import (  # noqa: E402
     Picture,
@@ -91,8 +91,8 @@ def to_mha(values: Mapping[str, Mapping[int, float]]) -> dict[str, Contrast]:
 
 def of_seeds_alone(values: Sequence[float]) -> Contrast:
     """The mean of one value a seed, with the error of these values alone."""
-    found = spread(values)
-    return Contrast(found.mean, found.sd / math.sqrt(found.n), found.n - 1)
+    mean, sd = mean_and_sd(values)
+    return Contrast(mean, sd / math.sqrt(len(values)), len(values) - 1)
 
 
 def error_over_documents(weights: Mapping[str, float], found: list[dict]) -> float:
@@ -120,10 +120,10 @@ def losses(part: design.Part, kept: list[dict], short: list[dict]) -> str:
     tuned = values_of(part, early, lambda run: design.bits_per_byte(run["documents"]["tune"]))
     to_mha_in, rows = (to_mha(values), to_mha(tuned)), []
     for name in part.names:
-        own = spread(list(values[name].values()))
+        mean, sd = mean_and_sd(values[name].values())
         attention, _, arm = name.partition("+")
         meaning = MEANING[attention] + (f", {design.ARMS[arm]}" if arm else "")
-        row = [f"`{name}`", meaning, f"{rates[name]:g}", f"{own.mean:.4f} ± {own.sd:.4f}"]
+        row = [f"`{name}`", meaning, f"{rates[name]:g}", f"{mean:.4f} ± {sd:.4f}"]
         there = name != "mha"
         rows.append(row + [some[name].with_interval(4) if there else "" for some in to_mha_in])
     heads = ("variant", "a head's keys and values", "rate", "bits/byte ↓", "to MHA",

@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from lrkv_jax.lab.report.comparison import RunRecord, Setting, every_setting
-from lrkv_jax.lab.report.figures import Picture, draw_mean, mean_and_sd
+from lrkv_jax.lab.report.comparison import RunRecord, Setting, every_setting, mean_and_sd
+from lrkv_jax.lab.report.figures import Picture, draw_mean
 from lrkv_jax.lab.report.styles import VariantStyle, distinct, run_style
 from lrkv_jax.lab.report.tables import Cell
 

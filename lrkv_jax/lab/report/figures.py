@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
+
+from lrkv_jax.lab.report.comparison.contrasts import mean_and_sd
 
 matplotlib.use("agg")
 
@@ -66,12 +67,6 @@ def panels(
     figure = Figure(figsize=(panel[0] * columns, panel[1] * rows + 0.5), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **shared)
     return figure, [list(row) for row in axes]
-
-
-def mean_and_sd(values: Iterable[Any]) -> tuple[np.ndarray, np.ndarray | None]:
-    """Mean and sample standard deviation (None of one) over arrays or numbers, one per seed."""
-    stacked = np.stack([np.asarray(value, np.float64) for value in values])
-    return stacked.mean(0), stacked.std(0, ddof=1) if len(stacked) > 1 else None
 
 
 def draw_mean(axis: Axes, x: Any, values: Iterable[Any], **style: Any) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from lrkv_jax.lab.report.comparison.contrasts import spread
+from lrkv_jax.lab.report.comparison.contrasts import mean_and_sd
 from lrkv_jax.lab.report.paper_values import SCALES, PaperValue, paper_table, paper_value
 from lrkv_jax.lab.report.styles import variant_name
 
@@ -61,11 +61,11 @@ class Cell:
         """The mean of a value by seed, with its spread; empty where one of them is None."""
         if not seeds or None in seeds.values():
             return cls(**rest)
-        return cls(spread(list(seeds.values())).mean, dict(seeds), **rest)
+        return cls(mean_and_sd(seeds.values())[0], dict(seeds), **rest)
 
     @property
     def sd(self) -> float | None:
-        return spread(list(self.seeds.values())).sd if self.seeds else None
+        return mean_and_sd(self.seeds.values())[1] if self.seeds else None
 
 
 @dataclass(frozen=True)

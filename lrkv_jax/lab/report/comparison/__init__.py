@@ -6,7 +6,7 @@ from lrkv_jax.lab.report.comparison.contrasts import (
     combined,
     contrasts,
     correlation,
-    spread,
+    mean_and_sd,
     trend,
 )
 from lrkv_jax.lab.report.comparison.files import (

@@ -10,6 +10,7 @@ false difference at the level of one test (Holm 1979, Scand. J. Statist. 6:65).
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.special import stdtr, stdtrit  # of Student's t; scipy.stats takes a second
@@ -21,20 +22,10 @@ POWER = 0.8
 Values = Mapping[str, Mapping[int, float]]
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Mean, sample standard deviation (None of one value) and number of values."""
-
-    mean: float
-    sd: float | None
-    n: int
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Mean and spread of one value or more."""
-    given = np.asarray(values, np.float64)
-    sd = float(given.std(ddof=1)) if len(given) > 1 else None
-    return Spread(float(given.mean()), sd, len(given))
+def mean_and_sd(values: Iterable[Any]) -> tuple[Any, Any]:
+    """Mean and sample standard deviation (None of one) over numbers or arrays, one per seed."""
+    stacked = np.stack([np.asarray(value, np.float64) for value in values])
+    return stacked.mean(0), stacked.std(0, ddof=1) if len(stacked) > 1 else None
 
 
 @dataclass(frozen=True)

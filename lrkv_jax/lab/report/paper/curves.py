@@ -16,8 +16,8 @@ from lrkv_jax.lab.report.comparison import (
     Setting,
     against,
     finished,
+    mean_and_sd,
     settings,
-    spread,
     steps_saved_by_seed,
 )
 from lrkv_jax.lab.report.figures import Picture, draw_mean, legend_below, panels
@@ -207,9 +207,9 @@ def _saving_bars(axis: Axes, setting: Setting) -> None:
         saved = steps_saved_by_seed(curves["lrkv"], curves[kind])
         words = f"{_saved_in_words(saved, curves['lrkv'], curves[kind])}{_tested(tests[kind])}"
         if saved and None not in saved.values():
-            over = spread(list(saved.values()))
+            mean, sd = mean_and_sd(saved.values())
             axis.barh(
-                place, 100 * over.mean, 0.6, xerr=100 * (over.sd or 0.0), capsize=3,
+                place, 100 * mean, 0.6, xerr=100 * (sd or 0.0), capsize=3,
                 color=run_style(next(iter(done[kind].values()))).color,
             )  # fmt: skip
         axis.text(1.02, place, words, transform=axis.get_yaxis_transform(), va="center", fontsize=8)
@@ -230,7 +230,7 @@ def _saved_in_words(
     missed = list(saved.values()).count(None)
     if missed:
         return "never" if missed == len(saved) else f"never in {missed} of {len(saved)} seeds"
-    steps = spread(list(saved.values())).mean
+    steps = mean_and_sd(saved.values())[0]
     ours, theirs = (next(iter(one.values())) for one in (curves, baselines))
     cost = (ours.flops[-1] / ours.tokens[-1]) / (theirs.flops[-1] / theirs.tokens[-1])
     return f"{100 * steps:.1f} % of steps\n{100 * (1 - (1 - steps) * cost):.1f} % of FLOPs"
@@ -311,9 +311,9 @@ def _draw_over_cache(
     found = []
     for place, runs in enumerate(points):
         if runs:
-            over = spread([getattr(run, loss) for run in runs.values()])
+            mean, sd = mean_and_sd(getattr(run, loss) for run in runs.values())
             share = 100 * cache_bytes_fraction(next(iter(runs.values())).config.model)
-            found.append((share, over.mean, over.sd, marks[place] if marks else ""))
+            found.append((share, mean, sd, marks[place] if marks else ""))
     if not found:
         return
     found.sort(key=lambda one: one[0])

@@ -11,9 +11,9 @@ from lrkv_jax.lab.report.comparison import (
     RunRecord,
     correlation,
     every_setting,
+    mean_and_sd,
     pretraining,
     settings,
-    spread,
 )
 from lrkv_jax.lab.report.figures import Picture, legend_below, panels
 from lrkv_jax.lab.report.paper import report_item
@@ -111,13 +111,13 @@ def _draw(axis: Axes, heading: str, points: Points) -> None:
     """Draw means over seeds, bars of one standard deviation, the least-squares line and R²."""
     x, y = [], []
     for (style, label), (bits, scores) in points.items():
-        across, up = spread(bits), spread(scores)
+        (across, xerr), (up, yerr) = mean_and_sd(bits), mean_and_sd(scores)
         axis.errorbar(
-            across.mean, up.mean, xerr=across.sd, yerr=up.sd, label=label, capsize=3,
+            across, up, xerr=xerr, yerr=yerr, label=label, capsize=3,
             **style.plot | {"linestyle": "none"},
         )  # fmt: skip
-        x.append(across.mean)
-        y.append(up.mean)
+        x.append(across)
+        y.append(up)
     found = correlation(x, y)
     if found:
         ends = np.array([min(x), max(x)])

@@ -19,7 +19,7 @@ from lrkv_jax.lab.report.comparison import (
     against,
     combined,
     contrasts,
-    spread,
+    mean_and_sd,
     steps_saved_by_seed,
 )
 from lrkv_jax.lab.report.comparison.runs import alike
@@ -60,7 +60,7 @@ class TunedVariant:
     @cached_property
     def rate(self) -> float:
         """The best of those that were tried."""
-        means = {rate: spread(list(bits.values())).mean for rate, bits in self.bits.items()}
+        means = {rate: mean_and_sd(bits.values())[0] for rate, bits in self.bits.items()}
         return min(means, key=means.__getitem__)
 
     @property

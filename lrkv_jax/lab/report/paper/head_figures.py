@@ -18,7 +18,8 @@ from lrkv_jax.lab.report.analyzed import (
     layer_axis,
     pictures,
 )
-from lrkv_jax.lab.report.figures import Picture, legend_below, mean_and_sd, panels
+from lrkv_jax.lab.report.comparison import mean_and_sd
+from lrkv_jax.lab.report.figures import Picture, legend_below, panels
 from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import paper_value
 from lrkv_jax.lab.report.styles import GRAY

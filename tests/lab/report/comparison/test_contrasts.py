@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lrkv_jax.lab.report.comparison import against, combined, contrasts, correlation, spread, trend
-from lrkv_jax.lab.report.comparison.contrasts import POWER, Contrast, holm
+from lrkv_jax.lab.report.comparison import against, combined, contrasts, correlation, trend
+from lrkv_jax.lab.report.comparison.contrasts import POWER, Contrast, holm, mean_and_sd
 
 
 def pair(ours, theirs) -> Contrast:
@@ -20,7 +20,7 @@ def test_a_worked_example():
     assert one.interval == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5))
     assert one.in_words == "not found; 3.1 would be (p = 0.074)"
     assert one.with_interval(2) == "+2.00 (-0.48 to +4.48)"
-    assert spread([2.0]).sd is None and spread([1.0, 3.0]).sd == pytest.approx(2**0.5)
+    assert mean_and_sd([2.0])[1] is None and mean_and_sd([1.0, 3.0])[1] == pytest.approx(2**0.5)
 
 
 @pytest.mark.parametrize(
