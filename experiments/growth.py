@@ -31,11 +31,12 @@ from lrkv_jax.data.records.build import build_dataset
 from lrkv_jax.data.sources import documents
 from lrkv_jax.lab.bench.decode import DecodeBenchmark
 from lrkv_jax.lab.bench.decode import run as time_decoding
-from lrkv_jax.lab.bench.report import machine, replace_between, table
+from lrkv_jax.lab.bench.report import machine, replace_between
 from lrkv_jax.lab.bench.train import TrainBenchmark
 from lrkv_jax.lab.bench.train import run as time_training
 from lrkv_jax.lab.report.figures import Picture, legend_below, panels, style, write_picture
 from lrkv_jax.lab.report.styles import variant_style
+from lrkv_jax.lab.report.tabulated import tabulated
 from lrkv_jax.training.loop import train
 
 HERE = Path(__file__).parent
@@ -218,7 +219,7 @@ def main():
     _, svg = write_picture(picture(points, place), out, "growth")
     svg.unlink()  # the page shows the other
     headers = ["what", "over", "arithmetic", "bytes", *VARIANTS]
-    text = f"{place}\n\n{table(headers, list(cells(points)), 'pipe', left=2)}"
+    text = f"{place}\n\n{tabulated(headers, list(cells(points)), left=2)}"
     print(text)
     if options.out is None:
         replace_between(HERE.parent / "docs/performance.md", "measured: growth", text)

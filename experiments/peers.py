@@ -41,7 +41,8 @@ from lrkv_jax.config import load_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop.export import export
 from lrkv_jax.lab.bench.clock import quartiles
-from lrkv_jax.lab.bench.report import machine, replace_between, table
+from lrkv_jax.lab.bench.report import machine, replace_between
+from lrkv_jax.lab.report.tabulated import tabulated
 from lrkv_jax.models.transformer import init_parameters
 from lrkv_jax.training.run_dir import read_run
 
@@ -296,7 +297,7 @@ def tables(report):
         ]
         versions = ", ".join(dict.fromkeys(row["version"] for row in rows))
         place = f"{report['device']}, {report['cores']} cores, {report['date'][:10]}; {versions}"
-        found[part] = f"{place}\n\n{table([part, 'peer', *kinds], cells, 'pipe', left=2)}"
+        found[part] = f"{place}\n\n{tabulated([part, 'peer', *kinds], cells, left=2)}"
     return found
 
 

@@ -102,7 +102,8 @@ def sparklines(one: RunRecord, other: RunRecord, width: int = 40) -> list[str]:
 
     lines = []
     for curve in both:
-        points = [curve[round(at)] for at in _places(len(curve), width)]
+        places = np.linspace(0, len(curve) - 1, min(len(curve), width))
+        points = [curve[round(at)] for at in places]
         ends = f"  {curve[0]:.3f} → {curve[-1]:.3f}" if curve else ""
         lines.append("".join(map(bar, points)) + ends)
     return lines
@@ -288,12 +289,6 @@ def smoothed(run: RunRecord, name: str, points: int = 300) -> tuple[np.ndarray, 
     parts = np.array_split(np.asarray(rows, np.float64).reshape(-1, 2), min(points, len(rows)) or 1)
     means = np.stack([part.mean(0) for part in parts]) if rows else np.empty((0, 2))
     return means[:, 0], means[:, 1]
-
-
-def _places(count: int, width: int) -> list[float]:
-    if count <= width:
-        return list(range(count))
-    return [at * (count - 1) / (width - 1) for at in range(width)]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.data.loader import heldout_batches
-from lrkv_jax.errors import LrkvError
 from lrkv_jax.files import write_json
 from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.interop.fits import root
@@ -57,7 +56,7 @@ def analyze(
     """
     run = load_run(directory, step=step)
     model = run.config.model
-    ranks = _ranks(run.config, ranks)
+    ranks = _ranks(run.config) if ranks is None else ranks
     layers = [_layer(heads, ranks) for heads in head_weights(model, run.params)]
     random = random_heads(model, null_seeds)
     first = next(random)
@@ -163,14 +162,8 @@ def _numbers(tree: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _ranks(config: RunConfig, ranks: Sequence[int] | None) -> list[int]:
-    """The ranks to fit at."""
-    if ranks is None:
-        variants = [config.model.attention, *config.variants.values()]
-        found = [rank for one in variants if (rank := getattr(one, "rank", 0))]
-        return found[:1] or [max(1, config.model.head_width // 4)]
-    most = min(config.model.width, config.model.head_width)
-    wrong = [rank for rank in ranks if not 0 <= rank <= most]
-    if wrong:
-        raise LrkvError(f"rank = {wrong[0]}: use 0 to {most}")
-    return list(ranks)
+def _ranks(config: RunConfig) -> list[int]:
+    """The rank of the run, or else of its configuration's LRKV, or a quarter of a head."""
+    variants = [config.model.attention, *config.variants.values()]
+    found = [rank for one in variants if (rank := getattr(one, "rank", 0))]
+    return found[:1] or [max(1, config.model.head_width // 4)]

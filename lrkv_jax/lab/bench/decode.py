@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.errors import LrkvError
@@ -23,6 +24,7 @@ from lrkv_jax.lab.bench import clock, report
 from lrkv_jax.lab.bench.problems import (
     DecodeProblem,
     Reference,
+    bytes_to_move,
     cache_nbytes,
     lengths_of,
     make_problem,
@@ -30,6 +32,7 @@ from lrkv_jax.lab.bench.problems import (
     tolerance,
     with_kernel,
 )
+from lrkv_jax.lab.report.tabulated import tabulated
 from lrkv_jax.models.attention import abstract_layer
 from lrkv_jax.models.attention.grouped import GroupedCache
 from lrkv_jax.models.layers import resolve_dtype
@@ -265,7 +268,7 @@ def _checked_timer(
             f"differs from the reference by {row.error:.1e}, {allowed:.0e} allowed: not timed"
         )
         return None
-    row.bytes_to_move = problem.bytes_to_move
+    row.bytes_to_move = bytes_to_move(problem.cache, np.asarray(lengths_B))
     return clock.timer(compiled, [(inputs, some, lengths_B) for some in sets], calls, launches)
 
 
@@ -292,7 +295,7 @@ LEGEND = (
 )
 
 
-def tables(found: dict[str, Any], form: str = "simple") -> str:
+def tables(found: dict[str, Any]) -> str:
     """A table for each shape of what was measured, and every reason why something was not."""
     rows, copy = found["rows"], found["copy_bytes_per_second"]["median"]
     parts = [f"{report.where(found)}; copies at {copy / 1e9:.1f} GB/s"]
@@ -300,7 +303,7 @@ def tables(found: dict[str, Any], form: str = "simple") -> str:
     for (scale, batch, length, ragged), same in groupby(measured, key=lambda row: row.shape):
         lengths = f"ragged, up to {length:,}" if ragged else f"{length:,}"
         title = f"{scale}, batch {batch}, {lengths} tokens"
-        parts += [title, report.table(COLUMNS, list(map(_cells, same)), form, left=2)]
+        parts += [title, tabulated(COLUMNS, list(map(_cells, same)), form="simple", left=2)]
     return "\n\n".join([*parts, *report.reasons(rows), LEGEND])
 
 

@@ -47,14 +47,9 @@ class DecodeProblem:
         model = self.model.model_copy(update={"decode_kernel": impl})
         return jax.tree.unflatten(jax.tree.structure(abstract_layer(model)), weights)
 
-    @property
-    def bytes_to_move(self) -> int:
-        """Bytes of the live cache arrays up to each sequence's length, padding included."""
-        return bytes_to_move(self.cache, np.asarray(self.lengths_B))
-
 
 def bytes_to_move(cache: Cache, lengths_B: np.ndarray) -> int:
-    """Bytes of a cache's arrays in slots that hold a token: a decode step reads them once."""
+    """Bytes of a cache's slots that hold a token, padding included: a decode step reads them."""
     total = 0
     for name, axis in slot_axes(cache).items():
         leaf = getattr(cache, name)

@@ -21,7 +21,6 @@ from lrkv_jax import files
 from lrkv_jax.config import ModelConfig, RunConfig, load_config
 from lrkv_jax.distributed.hardware import device_name, usable_cores
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.report.tabulated import tabulated
 
 MEASURED, SKIPPED, WRONG, FAILED = "measured", "skipped", "wrong", "failed"
 
@@ -133,13 +132,6 @@ def where(report: dict[str, Any]) -> str:
         f"load {report['load_average']:.1f}), {report['settings']['dtype']}, "
         f"jax {report['versions']['jax']}, {report['date'][:10]}"
     )
-
-
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]], form: str, left: int = 1) -> str:
-    """A table as `tabulated` makes it; a header's lines are one in Markdown's form `pipe`."""
-    if form == "pipe":
-        headers = [header.replace("\n", " ") for header in headers]
-    return tabulated(headers, rows, form=form, left=left)
 
 
 def reasons(rows: Sequence[Any]) -> list[str]:

@@ -20,6 +20,7 @@ from lrkv_jax.config import load_config
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.pages import PAGE
 from lrkv_jax.lab.bench import report
+from lrkv_jax.lab.report.tabulated import tabulated
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.models.transformer import init_parameters
 
@@ -90,7 +91,7 @@ def run(settings: ServeBenchmark, progress: report.Progress = report.silent) -> 
     return {"benchmark": "serve", **report.machine(), "settings": asdict(settings), "rows": rows}
 
 
-def tables(found: dict[str, Any], form: str = "simple") -> str:
+def tables(found: dict[str, Any]) -> str:
     """Each ratio with its range."""
     first, second = found["settings"]["variants"]
     cells = [
@@ -98,7 +99,7 @@ def tables(found: dict[str, Any], form: str = "simple") -> str:
         for row in found["rows"]
     ]
     headers = (f"{second} over {first}, equal bytes", "measured", "range")
-    return f"{report.where(found)}\n\n{report.table(headers, cells, form)}"
+    return f"{report.where(found)}\n\n{tabulated(headers, cells, form='simple')}"
 
 
 def random_trace(requests: int, longest: int, seed: int = 0) -> Trace:

@@ -4,7 +4,7 @@ At each scale every variant is compiled, started, and then timed together, one s
 with a large product, so that a busy moment of the machine affects them all. A time over MHA's is
 of the same run and shape, an MFU over products of the same run and devices.
 
-B sequences  T positions
+B sequences  U tokens of a sequence, one more than the context
 """
 
 import math
@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int
 
 from lrkv_jax.config import RunConfig, load_config
 from lrkv_jax.distributed.compilation import Compiled, compile_ahead, program_bytes
@@ -27,6 +26,7 @@ from lrkv_jax.distributed.mesh import check_mesh, make_mesh
 from lrkv_jax.distributed.rules import batch_sharding
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench import clock, report
+from lrkv_jax.lab.report.tabulated import tabulated
 from lrkv_jax.models.accounting.counts import parameter_counts, training_flops_per_token
 from lrkv_jax.training.state import abstract_state, init_state, resolve
 from lrkv_jax.training.step import make_train_step
@@ -105,11 +105,6 @@ class TrainTiming:
             self.grad_accum_steps, self.remat, self.dtype, *self.mesh.items(),
         )  # fmt: skip
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of one step."""
-        return self.global_batch_size * self.seq_len
-
 
 class TrainProgram:
     """One configuration's step, compiled from shapes alone; nothing is allocated."""
@@ -146,7 +141,10 @@ class Trainer:
         config, mesh = program.config, program.mesh
         with jax.set_mesh(mesh):
             self._state = init_state(config, mesh)
-        self.tokens_BU = random_tokens(config, mesh, seed)
+        # Random ids: what they are costs no time.
+        shape = (config.train.global_batch_size, config.train.seq_len + 1)
+        ids_BU = np.random.default_rng(seed).integers(0, config.model.vocabulary, shape, np.int32)
+        self.tokens_BU = jax.device_put(ids_BU, batch_sharding(mesh))
         self._state, metrics = program.step.call(self._state, self.tokens_BU)
         self.first_loss = float(jax.block_until_ready(metrics)["loss"])
 
@@ -156,13 +154,6 @@ class Trainer:
         self._state, metrics = self.program.step.call(self._state, self.tokens_BU)
         jax.block_until_ready((self._state, metrics))
         return time.perf_counter() - began
-
-
-def random_tokens(config: RunConfig, mesh: Mesh, seed: int) -> Int[Array, "B U"]:
-    """A batch of uniformly random ids, U = T + 1: what they are costs no time."""
-    shape = (config.train.global_batch_size, config.train.seq_len + 1)
-    ids_BU = np.random.default_rng(seed).integers(0, config.model.vocabulary, shape, np.int32)
-    return jax.device_put(ids_BU, batch_sharding(mesh))
 
 
 def here(**chosen: Any) -> TrainBenchmark:
@@ -294,7 +285,7 @@ def _time(settings: TrainBenchmark, mesh: Mesh, started: list[tuple[TrainTiming,
         quartiles = clock.quartiles(samples)
         row.samples = len(samples)
         row.ms_first_quartile, row.ms, row.ms_third_quartile = (1e3 * t for t in quartiles)
-        row.tokens_per_second = row.tokens / quartiles[1]
+        row.tokens_per_second = row.global_batch_size * row.seq_len / quartiles[1]
         row.flops_per_second = row.flops_per_step / quartiles[1]
         row.ceiling_flops_per_second = limit
         row.mfu_of_ceiling = row.flops_per_second / limit
@@ -312,16 +303,15 @@ LEGEND = (
 )
 
 
-def tables(found: dict[str, Any], form: str = "simple") -> str:
+def tables(found: dict[str, Any]) -> str:
     """A table for each shape of what was measured, and every reason why something was not."""
     rows = found["rows"]
     parts = [f"{report.where(found)}, {found['devices']} device(s), `{found['command']}`"]
     measured = [row for row in rows if row.status == report.MEASURED]
     for _, group in groupby(measured, key=lambda row: row.shape):
         same = list(group)
-        parts += [_title(same[0]), report.table(COLUMNS, list(map(_cells, same)), form)]
-    parts += report.reasons(rows)
-    return "\n\n".join(parts if form == "pipe" else [*parts, LEGEND])
+        parts += [_title(same[0]), tabulated(COLUMNS, list(map(_cells, same)), form="simple")]
+    return "\n\n".join([*parts, *report.reasons(rows), LEGEND])
 
 
 def _title(row: TrainTiming) -> str:

@@ -71,18 +71,12 @@ def _text(cell: Cell, column: Column, form: _Format, footnotes: list[str], *, be
     return shown + (form.footnote.format(numbers) if numbers else "")
 
 
-def write_table(table: Table, out: Path, name: str) -> list[Path]:
+def write_table(table: Table, out: Path, name: str) -> None:
     """Write NAME.md and NAME.json."""
     out.mkdir(parents=True, exist_ok=True)
-    texts = {
-        ".md": markdown(table),
-        ".json": json.dumps(table.as_dict(), indent=1, ensure_ascii=False) + "\n",
-    }
-    paths = []
-    for ending, text in texts.items():
-        paths.append(out / f"{name}{ending}")
-        paths[-1].write_text(text, encoding="utf-8")
-    return paths
+    (out / f"{name}.md").write_text(markdown(table), encoding="utf-8")
+    text = json.dumps(table.as_dict(), indent=1, ensure_ascii=False) + "\n"
+    (out / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 def terminal(table: Table) -> str:

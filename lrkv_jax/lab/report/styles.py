@@ -66,11 +66,6 @@ def _style(variant: type[AttentionConfig] | None, kind: str, mode: str | None) -
     return replace(spare, name=name)
 
 
-def variant_name(kind: str) -> str:
-    """The name of a variant in tables."""
-    return variant_style(kind).name
-
-
 def distinct(styles: Sequence[VariantStyle]) -> list[VariantStyle]:
     """The styles; equal ones become a ladder from light to full, with other lines and markers."""
     made = []

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from lrkv_jax.lab.report.comparison.contrasts import mean_and_sd
 from lrkv_jax.lab.report.paper_values import SCALES, PaperValue, paper_table, paper_value
-from lrkv_jax.lab.report.styles import variant_name
+from lrkv_jax.lab.report.styles import variant_style
 
 
 @dataclass(frozen=True)
@@ -172,4 +172,4 @@ def table_of_paper(name: str, columns: Mapping[str, Column]) -> Table:
 def paper_name(variant: str) -> str:
     """The name of one of the paper's variants in tables: mha, or lrkv_64 of an ablation."""
     kind, _, size = variant.partition("_")
-    return variant_name(kind) + (f"-{size}" if size else "")
+    return variant_style(kind).name + (f"-{size}" if size else "")

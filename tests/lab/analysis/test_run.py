@@ -81,5 +81,5 @@ def test_another_step_is_analysed_when_it_is_asked_for_and_no_other_run_or_rank(
             np.testing.assert_array_equal(written["gram"], layer.gram_HH)
     with pytest.raises(LrkvError, match="is not a run"):
         analyze(tmp_path)
-    with pytest.raises(LrkvError, match="rank = 9: use 0 to 8"):
+    with pytest.raises(LrkvError, match="rank = 9 of matrices 32 × 8: use 0 to 8"):
         analyze(directory, ranks=(9,))

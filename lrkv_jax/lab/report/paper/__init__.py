@@ -44,16 +44,14 @@ class ReportItem:
             result = self.make(runs, *more)
             return [result] if isinstance(result, Table | Picture) else list(result)
 
-    def write(self, made: Sequence[Made], out: Path) -> list[Path]:
+    def write(self, made: Sequence[Made], out: Path) -> None:
         """Write them into a folder: tables as Markdown and JSON, pictures as PNG and SVG."""
-        paths = []
         for one in made:
             name = f"{self.name}_{one.name}" if one.name else self.name
             if isinstance(one, Table):
-                paths += write_table(one, out, name)
+                write_table(one, out, name)
             else:
-                paths += write_picture(one, out, name)
-        return paths
+                write_picture(one, out, name)
 
     @property
     def group(self) -> str:

@@ -16,7 +16,7 @@ from lrkv_jax.lab.report.paper_values import (
     paper_value,
     verdict,
 )
-from lrkv_jax.lab.report.styles import variant_name
+from lrkv_jax.lab.report.styles import variant_style
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, cache_bytes_per_token
 from lrkv_jax.models.accounting.serving import attention_flops
@@ -212,7 +212,7 @@ def table11_cache_shapes(runs):
             model = of_paper(scale, variant).model
             rows.append(
                 TableRow.of(
-                    variant_name(variant),
+                    variant_style(variant).name,
                     paper, 2 * model.attention.cache_values_published(model),
                     ours, cache_allocated_bytes_per_token(model) // model.layers, block=scale,
                 )
@@ -248,6 +248,7 @@ def table12_cache_bytes(runs):
         for variant in KINDS:
             config = of_paper(scale, variant)
             model, tokens = config.model, config.train.seq_len
+            published = 2 * model.layers * model.attention.cache_values_published(model)
             measured = _live_bytes(model, tokens)
             mha = mha or measured
             paper_mb = paper_value("table12", scale, variant, "megabytes")
@@ -255,7 +256,7 @@ def table12_cache_bytes(runs):
             rows.append(
                 TableRow.of(
                     model.attention.label, model.layers,
-                    tokens * _published_bytes(model) / MIB,
+                    tokens * published / MIB,
                     cache_bytes_per_token(model) * tokens / MIB,
                     cache_allocated_bytes_per_token(model) * tokens / MIB,
                     Cell(measured / MIB, paper=paper_mb),
@@ -276,8 +277,3 @@ def _live_bytes(model: ModelConfig, tokens: int) -> int:
     layer = abstract_layer(model)
     caches = [layer.init_cache(1, tokens, jnp.dtype("bfloat16")) for _ in range(model.layers)]
     return sum(leaf.nbytes for leaf in jax.tree.leaves(jax.block_until_ready(caches)))
-
-
-def _published_bytes(model: ModelConfig) -> int:
-    """The paper's count of a token's bytes: bfloat16 values, without rope key and norms."""
-    return 2 * model.layers * model.attention.cache_values_published(model)

@@ -28,7 +28,6 @@ from lrkv_jax.lab.report.styles import (
     VariantStyle,
     distinct,
     run_style,
-    variant_name,
     variant_style,
 )
 from lrkv_jax.models.accounting.counts import cache_bytes_fraction
@@ -216,7 +215,7 @@ def _saving_bars(axis: Axes, setting: Setting) -> None:
     axis.axvline(0, color="black", lw=0.8)
     axis.set_title(f"{setting.name}\n{next(iter(done['lrkv'].values())).label}")
     axis.set_xlabel("sooner by, % of the baseline's steps")
-    axis.set_yticks(range(len(baselines)), [variant_name(kind) for kind in baselines])
+    axis.set_yticks(range(len(baselines)), [variant_style(kind).name for kind in baselines])
     axis.set_ylim(len(baselines) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)
 

@@ -55,10 +55,8 @@ def _score(seeds: Mapping[int, RunRecord], task: str) -> Cell:
     scores = {s: 100 * answer["score"] for s, answer in answers.items()}
     if not answers:
         return Cell()
-    example = next(iter(answers.values()))
-    # Earlier versions could evaluate with the prompts of the lm-evaluation-harness.
-    where = "as the harness asks" if example.get("style") == "harness" else "in a chat"
-    note = f"{TASKS[task]}: {example['examples']:,} examples, asked {where}."
+    examples = next(iter(answers.values()))["examples"]
+    note = f"{TASKS[task]}: {examples:,} examples, asked in a chat."
     return Cell.over(scores, note=note)
 
 
