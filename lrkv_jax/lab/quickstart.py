@@ -141,13 +141,14 @@ class _Decoder:
         length = run.config.train.seq_len
         self._engine = Engine(run.config.model, run.params, batch=1, length=length, mesh=run.mesh)
         self._prompt = tokenizer.prompt(PROMPT)
-        ids = self._engine.generate([self._prompt], SAMPLE_TOKENS, sampling=SAMPLING, seed=1)[0]
+        self._new = min(SAMPLE_TOKENS, length - len(self._prompt))
+        ids = self._engine.generate([self._prompt], self._new, sampling=SAMPLING, seed=1)[0]
         cut = ids.index(tokenizer.bos) if tokenizer.bos in ids else len(ids)
         self.text = PROMPT + tokenizer.decode(ids[:cut])
 
     def rate(self) -> float:
         """Tokens per second at batch 1, without the prefill."""
-        stream = self._engine.stream([self._prompt], SAMPLE_TOKENS, sampling=SAMPLING, seed=1)
+        stream = self._engine.stream([self._prompt], self._new, sampling=SAMPLING, seed=1)
         next(stream)
         began = time.perf_counter()
         tokens = sum(len(new) for (new,) in stream)

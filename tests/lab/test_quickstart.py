@@ -9,7 +9,9 @@ import time
 import numpy as np
 import pytest
 
+from lrkv_jax.lab.quickstart import PROMPT, _Decoder
 from lrkv_jax.training.metrics import read_metrics
+from lrkv_jax.training.run_dir import read_run
 
 ENVIRONMENT = {**os.environ, "XLA_FLAGS": "", "COLUMNS": "110"}
 BENCHMARKS = ("arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval")
@@ -63,3 +65,10 @@ def test_pretraining_midtraining_evaluation_and_chat_take_less_than_eight_minute
     assert printed.count("tokens were in the cache") == 3
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["validation_bpb"] < 1.5, "midtraining taught nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_a_sample_ends_with_a_context_that_is_shorter_than_it(finished_run):
+    decoded = _Decoder(read_run(finished_run.directory), finished_run.directory)
+    assert decoded.text.startswith(PROMPT) and decoded.rate() > 0
