@@ -107,6 +107,8 @@ class DecodeBenchmark:
                 raise LrkvError(f"implementations: {name} is unknown: use {known}")
         if self.dtype not in ("auto", "float32", "bfloat16"):
             raise LrkvError(f"dtype {self.dtype} is unknown: use auto, float32, bfloat16")
+        if any(one.startswith("model.dtype=") for one in self.overrides):
+            raise LrkvError("model.dtype: use --dtype, which sets it for every variant")
         report.check_settings(self, "scales", "variants", "batches", "lengths", "implementations")
         for name in ("batches", "lengths"):
             for value in getattr(self, name):
