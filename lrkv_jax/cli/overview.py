@@ -60,9 +60,6 @@ def compare(
     print()
     print(tabulated(("result", *names), overview.result_rows(first, second), form="simple"))
     print()
-    wide = max(map(len, names))
-    for name, line in zip(names, overview.sparklines(first, second), strict=True):
-        print(f"{name:{wide}}  {line or 'no validation'}")
     if picture := overview.drawn(" and ".join(names), overview.curves(records)):
         print(write_picture(picture, out, "compare")[0])
 

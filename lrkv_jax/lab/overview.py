@@ -26,7 +26,6 @@ from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, p
 from lrkv_jax.training.run_dir import is_training
 
 HEADERS = ("run", "variant", "step", "state", "loss", "bits/byte", "tokens/s", "MB", "age")
-BARS = "▁▂▃▄▅▆▇█"
 
 
 def state_of(run: RunRecord) -> str:
@@ -89,24 +88,6 @@ def result_rows(one: RunRecord, other: RunRecord) -> list[tuple[str, str, str]]:
     named = [(name, cells[0][at], cells[1][at]) for at, name in enumerate(HEADERS) if 0 < at < 7]
     caches = [cache_allocated_bytes_per_token(run.config.model) for run in (one, other)]
     return [*named, ("cache, bytes/token", f"{caches[0]:,}", f"{caches[1]:,}")]
-
-
-def sparklines(one: RunRecord, other: RunRecord, width: int = 40) -> list[str]:
-    """A line of bars for each run's held-out bits per byte, of one scale; "" of one without any."""
-    both = [run.curve.bits_per_byte.tolist() if run.curve else [] for run in (one, other)]
-    low, high = min([1e9, *both[0], *both[1]]), max([0, *both[0], *both[1]])
-
-    def bar(value: float) -> str:
-        share = (value - low) / (high - low) if high > low else 0.0
-        return BARS[round(share * (len(BARS) - 1))]
-
-    lines = []
-    for curve in both:
-        places = np.linspace(0, len(curve) - 1, min(len(curve), width))
-        points = [curve[round(at)] for at in places]
-        ends = f"  {curve[0]:.3f} → {curve[-1]:.3f}" if curve else ""
-        lines.append("".join(map(bar, points)) + ends)
-    return lines
 
 
 def changed_settings(config: RunConfig) -> tuple[str, list[tuple[str, str, str]]]:
