@@ -17,7 +17,6 @@ import numpy as np
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.int8 import Int8Rows
 from lrkv_jax.models.attention import abstract_layer
-from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.cache import Cache, padded, slot_axes
 from lrkv_jax.models.weights import spec_of, variables
 
@@ -41,11 +40,6 @@ class DecodeProblem:
     inputs: DecodeInputs
     cache: Cache
     lengths_B: jax.Array
-
-    def layer(self, weights: Any, impl: str = "xla") -> Attention:
-        """The layer, whose decode kernel is `impl`, around some of its weights."""
-        model = self.model.model_copy(update={"decode_kernel": impl})
-        return jax.tree.unflatten(jax.tree.structure(abstract_layer(model)), weights)
 
 
 def bytes_to_move(cache: Cache, lengths_B: np.ndarray) -> int:
@@ -136,7 +130,8 @@ def _noise(key: jax.Array, shape: tuple[int, ...], dtype: str, std: float = 1.0)
 
 def with_kernel(problem: DecodeProblem, inputs: DecodeInputs, cache: Cache, lengths_B, impl: str):
     """(outputs [B, T, H, K], log-sum-exp) as the layer decodes, through the kernel `impl`."""
-    layer = problem.layer(inputs.weights, impl)
+    model = problem.model.model_copy(update={"decode_kernel": impl})
+    layer = jax.tree.unflatten(jax.tree.structure(abstract_layer(model)), inputs.weights)
     return layer.attend_cached(inputs.query, cache, lengths_B[:, None] - 1, inputs.angles)
 
 
