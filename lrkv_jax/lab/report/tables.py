@@ -160,16 +160,12 @@ def table_of_paper(name: str, columns: Mapping[str, Column]) -> Table:
             values = [paper_value(name, scale, variant, key) for key in columns]
             cells = [Cell(one.text, note=one.verdict) if one else Cell("") for one in values]
             block = f"{SCALES[scale]}: paper, printed"
-            rows.append(TableRow.of(paper_name(variant), *cells, block=block))
+            kind, _, size = variant.partition("_")  # mha, or lrkv_64 of an ablation
+            label = variant_style(kind).name + (f"-{size}" if size else "")
+            rows.append(TableRow.of(label, *cells, block=block))
     return Table(
         "The paper's values, printed",
         [Column("variant"), *columns.values()],
         rows,
         name="printed",
     )
-
-
-def paper_name(variant: str) -> str:
-    """The name of one of the paper's variants in tables: mha, or lrkv_64 of an ablation."""
-    kind, _, size = variant.partition("_")
-    return variant_style(kind).name + (f"-{size}" if size else "")

@@ -350,10 +350,6 @@ def _standing(run: RunRecord) -> int:
 
 
 def order(run: RunRecord) -> tuple:
-    """The sort key of tables: by kind, then by size."""
-    return *_kind_order(run.kind), run.size or 0, run.label
-
-
-def _kind_order(kind: str) -> tuple[int, str]:
-    """The package's kinds in their order, then others by name."""
-    return KINDS.index(kind) if kind in KINDS else len(KINDS), kind
+    """The sort key of tables: the package's kinds, then others by name; then by size."""
+    place = KINDS.index(run.kind) if run.kind in KINDS else len(KINDS)
+    return place, run.kind, run.size or 0, run.label
