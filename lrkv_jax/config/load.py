@@ -106,7 +106,7 @@ def config_from(
         texts = [overrides] if isinstance(overrides, str) else overrides
         changes = [_parse_override(text) for text in texts]
     if "variants" not in raw:
-        raw = of_today(_from_run(path, raw, changes))
+        raw = _from_run(path, raw, changes)
     variants = raw.get("variants")
     if not isinstance(variants, dict) or not variants:
         raise LrkvError(f"{path} lists no variants: give at least `variants: {{mha: {{}}}}`")
@@ -236,7 +236,7 @@ def _from_run(path: Path, raw: dict[str, Any], changes: list[tuple[str, Any]]) -
     if not saved.is_file():
         raise LrkvError(f"init_from = {run} is not a run: it has no config.yaml")
     load_config(saved)  # an error then names this file
-    base = _read(saved)
+    base = of_today(_read(saved))
     inherited = {key: base[key] for key in ("variants", "model", "optimizer") if base.get(key)}
     for name, group in (("train", TrainConfig), ("data", DataConfig)):
         settings = base.get(name) or {}

@@ -304,7 +304,7 @@ def test_a_file_extends_another_and_has_variants_of_its_own(tmp_path):
         assert "name a file next to it" in complaint(write(tmp_path, f"extends: {odd}"))
 
 
-def test_settings_of_earlier_versions_are_read():
+def test_settings_of_earlier_versions_are_read(tmp_path):
     """Their runs load; of variants that were given up, the results alone."""
     raw = as_settings(load_config("nano_family", ["attention=lrkv_full"]))
     old = copy.deepcopy(raw)
@@ -321,6 +321,9 @@ def test_settings_of_earlier_versions_are_read():
     for entry in old["variants"].values():
         entry |= {"tied": False} if entry["kind"] == "lrkv" else {}
     assert config_from(old, "old") == config_from(copy.deepcopy(raw), "new")
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
+    mid = load_config("midtrain", [f"init_from={tmp_path}"])
+    assert mid.train.seq_len == raw["train"]["seq_len"]
     named = {**old, "model": {**old["model"], "train_kernel": "whole"}}
     assert config_from(named, "old").model.train_kernel == "dot_product"
     old["variants"]["tied"] = {**old["variants"]["lrkv_latent"], "rank": 16, "tied": True}
