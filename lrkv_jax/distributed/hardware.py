@@ -20,7 +20,7 @@ class Hardware:
     """One device's limits. Bandwidths are in one direction, bytes/s; the peak is dense."""
 
     name: str
-    kind: str  # part of what JAX calls such a device
+    kind: str  # what JAX calls such a device; a PCIe card or a part of one has another name
     memory: int  # bytes of HBM
     memory_bandwidth: float  # bytes/s
     bf16_flops: float  # FLOP/s of dense bfloat16 products with float32 sums
@@ -31,21 +31,21 @@ class Hardware:
 
 HARDWARE = {
     "a100": Hardware(
-        "A100 80GB SXM", "A100", 80 * 10**9, 2.039e12, 312e12, 300e9, 8,
+        "A100 80GB SXM", "NVIDIA A100-SXM4-80GB", 80 * 10**9, 2.039e12, 312e12, 300e9, 8,
         "NVIDIA A100 Tensor Core GPU datasheet, June 2021 (SXM column; NVLink 600 GB/s both ways)",
     ),
     "h100": Hardware(
-        "H100 SXM", "H100", 80 * 10**9, 3.35e12, 989.5e12, 450e9, 8,
+        "H100 SXM", "NVIDIA H100 80GB HBM3", 80 * 10**9, 3.35e12, 989.5e12, 450e9, 8,
         "NVIDIA H100 Tensor Core GPU datasheet, 2023 (SXM column; 1,979 TFLOPS with sparsity, "
         "NVLink 900 GB/s both ways)",
     ),
     "h200": Hardware(
-        "H200 SXM", "H200", 141 * 10**9, 4.8e12, 989.5e12, 450e9, 8,
+        "H200 SXM", "NVIDIA H200", 141 * 10**9, 4.8e12, 989.5e12, 450e9, 8,
         "NVIDIA H200 Tensor Core GPU datasheet, November 2023 (SXM column; 1,979 TFLOPS with "
         "sparsity, NVLink 900 GB/s both ways)",
     ),
     "b200": Hardware(
-        "B200", "B200", 180 * 10**9, 8e12, 2250e12, 900e9, 8,
+        "B200", "NVIDIA B200", 180 * 10**9, 8e12, 2250e12, 900e9, 8,
         "NVIDIA DGX B200 datasheet, 2024, over its eight GPUs (1,440 GB, 64 TB/s, 14.4 TB/s of "
         "NVLink both ways); NVIDIA Blackwell Architecture Technical "
         "Brief, 2024 (2.25 PFLOPS dense)",
@@ -63,7 +63,7 @@ def hardware(name: str) -> Hardware:
 
 def hardware_of(device_kind: str) -> Hardware | None:
     """The table's entry for what JAX calls a device ("NVIDIA H200"), or None."""
-    return next((entry for entry in HARDWARE.values() if entry.kind in device_kind), None)
+    return next((entry for entry in HARDWARE.values() if entry.kind == device_kind), None)
 
 
 def usable_cores() -> int:

@@ -125,5 +125,6 @@ def test_a_name_or_what_jax_calls_a_device_finds_it():
     for kind, device in zip(kinds, HARDWARE.values(), strict=True):
         assert hardware_of(kind) is device
         assert peak_flops([SimpleNamespace(device_kind=kind)] * 8) == 8 * device.bf16_flops
-    assert hardware_of("cpu") is None
-    assert peak_flops([SimpleNamespace(device_kind="cpu")]) is None
+    others = "NVIDIA H100 PCIe", "NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "cpu"
+    for kind in others:
+        assert peak_flops([SimpleNamespace(device_kind=kind)]) is None, kind
