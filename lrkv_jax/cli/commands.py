@@ -131,7 +131,7 @@ def plan(
     ] = False,
     devices: Annotated[
         int | None,
-        typer.Option(help="How many devices a mesh axis of -1 fills (default: one node)."),
+        typer.Option(min=1, help="How many devices a mesh axis of -1 fills (default: one node)."),
     ] = None,
     hardware: Annotated[
         str | None, typer.Option(help="a100, h100, h200 or b200 (default: h200).")

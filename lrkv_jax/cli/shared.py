@@ -66,7 +66,7 @@ Overrides = Annotated[
 Step = Annotated[
     str | None, typer.Option(metavar="N|best", help="Which checkpoint (default: the newest).")
 ]
-Seed = Annotated[int, typer.Option(help="Seed of sampling")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of sampling")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
