@@ -103,10 +103,6 @@ class AttentionConfig(Frozen):
         """The setting `rope`; None for a variant that has only one way to place positions."""
         return getattr(self, "rope", None)
 
-    def in_mode(self, mode: str) -> Self:
-        """This variant with another `rope`."""
-        return self.model_copy(update={"rope": mode})
-
     @property
     def size(self) -> int | None:
         """The setting that an ablation varies: key/value heads, latent width or rank; or None."""
@@ -151,8 +147,17 @@ class AttentionConfig(Frozen):
         return ""
 
     def on_shard(self, model: ModelShape, tensor: int) -> Self:
-        """The variant of one tensor shard by itself, a model of H / `tensor` heads."""
-        return self
+        """The variant of one tensor shard by itself, a model of H / `tensor` heads.
+
+        Groups (`kv_heads`) that `tensor` does not divide stay whole: a shard reads those of its
+        heads.
+        """
+        groups, heads = getattr(self, "kv_heads", None), model.heads // tensor
+        if groups is None:
+            return self
+        most = min(heads, groups // tensor if groups % tensor == 0 else groups)
+        here = next(g for g in range(most, 0, -1) if heads % g == 0)
+        return self.model_copy(update={"kv_heads": here})
 
     def query_width(self, model: ModelShape) -> int:
         """Width of one head's projected query."""
@@ -165,10 +170,6 @@ class AttentionConfig(Frozen):
     def key_heads(self, model: ModelShape) -> int:
         """Key/value heads that whole sequences are attended with, each serving as many queries."""
         return model.heads
-
-    def query_parameters(self, model: ModelShape) -> int:
-        """Parameters of the query projection."""
-        return model.width * model.heads * self.query_width(model)
 
     def kv_parameters(self, model: ModelShape) -> int:
         """Parameters that make keys and values."""
@@ -301,18 +302,3 @@ def check_groups(groups: int, model: ModelShape) -> None:
             f"attention.kv_heads = {groups} does not divide heads = {model.heads}: "
             f"use {' or '.join(filter(None, [', '.join(choices), last]))}"
         )
-
-
-def with_groups_on_shard[E: AttentionConfig](entry: E, model: ModelShape, tensor: int) -> E:
-    """Settings whose `kv_heads` may be None, of one tensor shard by itself."""
-    if entry.kv_heads is None:
-        return entry
-    groups = groups_on_shard(entry.kv_heads, model, tensor)
-    return entry.model_copy(update={"kv_heads": groups})
-
-
-def groups_on_shard(groups: int, model: ModelShape, tensor: int) -> int:
-    # Groups that `tensor` does not divide stay whole; a shard reads those of its heads.
-    heads = model.heads // tensor
-    most = min(heads, groups // tensor if groups % tensor == 0 else groups)
-    return next(g for g in range(most, 0, -1) if heads % g == 0)

@@ -147,7 +147,6 @@ MLA_9 = MLA(kv_lora_rank=9, rope="full", kv_heads=3, latent_norm=False)
 )
 def test_an_entry_says_its_size_label_and_mode(entry, size, label, mode):
     assert (entry.size, entry.label, entry.mode) == (size, label, mode)
-    assert entry.mode is None or entry.in_mode(entry.mode) == entry
 
 
 def test_a_tensor_shard_reads_the_groups_of_its_own_heads():

@@ -63,8 +63,8 @@ def parameter_counts(model: ModelConfig) -> ParameterCounts:
 
 def _attention_parameters(kind: ModelConfig) -> int:
     attention, width = kind.attention, kind.attention.query_width(kind)
-    count = attention.kv_parameters(kind) + attention.query_parameters(kind)
-    count += kind.heads * kind.head_width * kind.width
+    count = attention.kv_parameters(kind)
+    count += kind.width * kind.heads * (width + kind.head_width)  # queries, and the output
     if kind.qk_gain:
         count += 2 * width
     if kind.qkv_bias:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from lrkv_jax.config.attention import AttentionConfig, ModelShape, check_groups, groups_on_shard
+from lrkv_jax.config.attention import AttentionConfig, ModelShape, check_groups
 from lrkv_jax.config.frozen import Positive, semantics
 
 
@@ -62,10 +62,6 @@ class GQA(_Grouped):
     @property
     def size(self) -> int:
         return self.kv_heads
-
-    def on_shard(self, model: ModelShape, tensor: int) -> GQA:
-        groups = groups_on_shard(self.kv_heads, model, tensor)
-        return self.model_copy(update={"kv_heads": groups})
 
     def groups(self, model: ModelShape) -> int:
         return self.kv_heads

@@ -5,7 +5,7 @@ D model width  H heads  G groups of them  K head width  R residual rank
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from lrkv_jax.config.attention import (
     AttentionConfig,
@@ -14,7 +14,6 @@ from lrkv_jax.config.attention import (
     check_rank,
     joined_words,
     padded_rank,
-    with_groups_on_shard,
 )
 from lrkv_jax.config.frozen import NonNegative, Positive, semantics
 from lrkv_jax.errors import LrkvError
@@ -81,9 +80,6 @@ class LRKV(AttentionConfig):
     def groups(self, model: ModelShape) -> int:
         """G, the residuals of a layer; at rank 0 the one key and value that all heads have."""
         return (self.kv_heads or model.heads) if self.rank else 1
-
-    def on_shard(self, model: ModelShape, tensor: int) -> Self:
-        return with_groups_on_shard(self, model, tensor)
 
     def norms_keys(self, model: ModelShape) -> bool:
         """Whether the layer has QK-norm."""

@@ -6,7 +6,7 @@ latent  P rope-key width
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -17,7 +17,6 @@ from lrkv_jax.config.attention import (
     check_rank,
     joined_words,
     padded_rank,
-    with_groups_on_shard,
 )
 from lrkv_jax.config.frozen import NonNegative, Positive, semantics
 from lrkv_jax.errors import LrkvError
@@ -97,9 +96,6 @@ class MLA(AttentionConfig):
 
     def key_heads(self, model: ModelShape) -> int:
         return self.groups(model)
-
-    def on_shard(self, model: ModelShape, tensor: int) -> Self:
-        return with_groups_on_shard(self, model, tensor)
 
     @property
     def rotates_full_keys(self) -> bool:

@@ -170,7 +170,7 @@ def table10_memory_latency(runs):
         for variant, rope in VARIANTS:
             model = of_paper(scale, variant).model
             if rope:
-                entry = model.attention.in_mode(rope)
+                entry = model.attention.model_copy(update={"rope": rope})
                 model = model.model_copy(update={"attention": entry})
             flops, paper = attention_flops(model), paper_table("table10")[variant]
             rows.append(
