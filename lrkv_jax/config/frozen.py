@@ -107,14 +107,6 @@ class Group(Frozen):
     A field made with `inherited=True` is taken over from the run that `init_from` names.
     """
 
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        for name, field in cls.model_fields.items():
-            if not field.description:
-                raise TypeError(f"{cls.__name__}.{name} has no description")
-            if role_of(field) is None and not _is_group(field.annotation):
-                raise TypeError(f"{cls.__name__}.{name} has no role: use one of {list(ROLES)}")
-
 
 def role_of(field: FieldInfo) -> Role | None:
     """The role of a setting; None for a group, each of whose settings has a role."""
@@ -144,11 +136,6 @@ def walk(group: Group, prefix: str = "") -> Iterator[tuple[str, Role, Any]]:
 def _about(field: FieldInfo) -> dict[str, Any]:
     about = field.json_schema_extra
     return about if isinstance(about, dict) else {}
-
-
-def _is_group(annotation: Any) -> bool:
-    kinds = get_args(annotation) or (annotation,)
-    return all(isinstance(kind, type) and issubclass(kind, Group) for kind in kinds)
 
 
 def first_problem(error: ValidationError, model: type[Frozen], group: str = "") -> str:
