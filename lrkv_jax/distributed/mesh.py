@@ -60,10 +60,7 @@ def check_mesh(config: RunConfig, mesh: Mesh | AbstractMesh) -> None:
     check_divides("mesh.data x mesh.fsdp", batch, name, rows, remedy)
     check_divides("mesh.context", context, "train.seq_len", config.train.seq_len)
     # A device attends over whole sequences with its share of the heads.
-    if tensor == 1:
-        check_divides("mesh.context", context, "model.heads", model.heads)
-    else:
-        check_divides("mesh.context", context, "model.heads / mesh.tensor", model.heads // tensor)
+    check_divides("mesh.context", context, "model.heads / mesh.tensor", model.heads // tensor)
 
 
 def _batch_remedy(batch: int, accumulation: int, shares: int) -> str:
@@ -71,13 +68,12 @@ def _batch_remedy(batch: int, accumulation: int, shares: int) -> str:
     if batch % shares == 0:
         fitting = (n for n in range(accumulation, 0, -1) if batch // shares % n == 0)
         return f"set train.grad_accum_steps={next(fitting)}, or "
-    return f"set train.global_batch_size={
-        -(-batch // (shares * accumulation)) * shares * accumulation
-    }, or "
+    least = shares * accumulation
+    return f"set train.global_batch_size={-(-batch // least) * least}, or "
 
 
 def check_divides(axis: str, size: int, name: str, total: int, remedy: str = "") -> None:
-    """Raise `LrkvError` where a mesh axis of this size cannot split what there are `whole` of.
+    """Raise `LrkvError` where a mesh axis of this size cannot split what there are `total` of.
 
     `remedy` comes before the sizes that would do, and ends in "or ".
     """

@@ -72,7 +72,7 @@ def test_each_axis_of_a_parameter_is_split_as_the_table_says(variant):
         ((8, 1, 1, 1), "train.global_batch_size=12", "mesh.data x mesh.fsdp = 8 does not divide"),
         ((2, 4, 1, 1), "train.global_batch_size=4", "= 4: set train.global_batch_size=8, or use"),
         ((1, 4, 2, 1), "train.seq_len=33", "does not divide train.seq_len = 33: use one of 1, 3, "),
-        ((1, 1, 8, 1), None, "mesh.context = 8 does not divide model.heads = 4: use one of 1, 2"),
+        ((1, 1, 8, 1), None, "mesh.context = 8 does not divide model.heads / mesh.tensor = 4: use"),
     ],
 )
 def test_what_cannot_be_split_is_refused(sizes, override, message):
