@@ -89,11 +89,10 @@ def _usage(error: Any) -> str:
 
 
 def _print_error(text: str) -> None:
-    """Print one line on stderr, whatever characters a path or a message contains."""
+    """Print one line on stderr, whatever breaks a path or a message contains."""
     who = HERE.who() if HERE.must_leave() else ""
     with contextlib.suppress(OSError):
-        line = " ".join(f"lrkv: {who}{text}".splitlines())
-        print(line.encode("utf-8", "backslashreplace").decode(), file=sys.stderr)
+        print(*f"lrkv: {who}{text}".splitlines(), file=sys.stderr)
 
 
 def _end(code: int | str | None) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from lrkv_jax.cli.shared import Config, Overrides, group, working
+from lrkv_jax.cli.shared import Config, Overrides, group, note, working
 from lrkv_jax.errors import LrkvError
 
 data_app = group("data", "Fetch data and turn it into records of tokens.")
@@ -41,11 +41,10 @@ def data_build(
         from lrkv_jax.data.records.jobs import beam_jobs
 
         jobs = beam_jobs(shlex.split(beam_options or ""))
-    if run.data.mixture is not None:
-        if beam:
-            raise LrkvError("--beam is for documents: a mixture is built here, leave it out")
-    else:
-        fetch_source(run.data, _say)
+    if run.data.mixture is None:
+        fetch_source(run.data, note)
+    elif beam:
+        raise LrkvError("--beam is for documents: a mixture is built here, leave it out")
     with working("building the dataset") as progress:
         path = build_dataset(run.data, run.train.seq_len, progress=progress, run=jobs)
     print(path)
@@ -118,10 +117,6 @@ def data_fetch(
             f"{found.name}: {found.repo} at {got['commit'][:12]}, {len(got['files'])} files, "
             f"{size / 1e6:,.1f} MB, {got['license'] or found.license}"
         )
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 @tokenizer_app.command("train")

@@ -1,7 +1,6 @@
 """The commands by which models leave, come and change: export, import, convert."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -53,12 +52,8 @@ def import_(
     shared.start_alone("import")
     from lrkv_jax.interop.importing import import_model
 
-    config = import_model(source, run, overrides or [], say=_note)
+    config = import_model(source, run, overrides or [], say=shared.note)
     print(f"{run}: {config.model.attention.label}, context of {config.train.seq_len} tokens")
-
-
-def _note(line: str) -> None:
-    print(f"lrkv: {line}", file=sys.stderr)
 
 
 @app.command()

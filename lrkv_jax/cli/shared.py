@@ -161,6 +161,11 @@ def working(what: str, *, plain: bool = True) -> Iterator[Callable[..., None]]:
             timer.cancel()
 
 
+def note(line: str) -> None:
+    """Print a line of a command next to what it prints on stdout."""
+    print(f"lrkv: {line}", file=sys.stderr, flush=True)
+
+
 def start_alone(command: str) -> None:
     """Import JAX and start this process's devices for a command that one process does."""
     with working("starting, for some seconds"):
