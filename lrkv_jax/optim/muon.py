@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 from lrkv_jax.distributed.mesh import in_use
 from lrkv_jax.models.weights import WeightSpec
-from lrkv_jax.optim.sharded_newton_schulz import orthogonalize_on_mesh
+from lrkv_jax.optim.sharded_newton_schulz import EPS, orthogonalize_on_mesh
 
 # Keller Jordan's quintic: the steepest at zero that keeps singular values within [0.68, 1.21].
 # Rounded to bfloat16 it is another one, (3.4375, -4.78125, 2.03125), so it never is.
@@ -40,7 +40,6 @@ def orthogonalize(
     *,
     iterations: int = 5,
     dtype: DTypeLike = jnp.float32,
-    eps: float = 1e-7,
 ) -> Float[Array, "... I O"]:
     """U Vᵀ, nearly, of each matrix U S Vᵀ: Newton–Schulz iterations in `dtype`; float32 out.
 
@@ -50,7 +49,7 @@ def orthogonalize(
     u_IO = u_IO.astype(jnp.float32)
     # nanochat rounds u, its norm and the quotient; here only the quotient is rounded.
     norm_11 = jnp.linalg.norm(u_IO, axis=(-2, -1), keepdims=True)
-    x_IO = (u_IO / (norm_11 + eps)).astype(dtype)
+    x_IO = (u_IO / (norm_11 + EPS)).astype(dtype)
     return newton_schulz(x_IO, iterations).astype(jnp.float32)
 
 
@@ -83,7 +82,6 @@ def scale_by_muon(
     iterations: int = 5,
     dtype: DTypeLike = jnp.float32,
     momentum_dtype: DTypeLike = jnp.float32,
-    eps: float = 1e-7,
 ) -> optax.GradientTransformation:
     """Replace each gradient by its orthogonalized Nesterov momentum · sqrt(max(1, O/I)).
 
@@ -98,13 +96,13 @@ def scale_by_muon(
     def orthogonal(u: Array, spec: WeightSpec) -> Array:
         fan_in, fan_out = spec.fans(u.shape)
         u_IO = u.reshape(*u.shape[: spec.batch], fan_in, fan_out)
-        return orthogonalize(u_IO, iterations=iterations, dtype=dtype, eps=eps).reshape(u.shape)
+        return orthogonalize(u_IO, iterations=iterations, dtype=dtype).reshape(u.shape)
 
     def directions(us: list[Array], specs: list[WeightSpec]) -> list[Array]:
         chex.assert_rank(us, [len(spec.axes) for spec in specs])
         if in_use() is not None:
             steps = partial(newton_schulz, iterations=iterations)
-            out = orthogonalize_on_mesh(steps, us, specs, dtype=dtype, eps=eps)
+            out = orthogonalize_on_mesh(steps, us, specs, dtype)
         else:
             out = list(map(orthogonal, us, specs))
         fans = [spec.fans(u.shape) for u, spec in zip(us, specs, strict=True)]

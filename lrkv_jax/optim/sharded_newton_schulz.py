@@ -23,6 +23,7 @@ from lrkv_jax.distributed.rules import partition
 from lrkv_jax.models.weights import WeightSpec
 
 Axes = tuple[str, ...]  # mesh axes
+EPS = 1e-7  # added to a matrix's norm, as in nanochat
 
 
 class MatrixLayout(NamedTuple):
@@ -60,11 +61,9 @@ def orthogonalize_on_mesh(
     iterate: Callable[[jax.Array], jax.Array],
     weights: Sequence[jax.Array],
     specs: Sequence[WeightSpec],
-    *,
     dtype: DTypeLike,
-    eps: float,
 ) -> list[jax.Array]:
-    """Orthogonalises each matrix of each weight, float32, placed as `partition` places them.
+    """Orthogonalizes each matrix of each weight, float32, placed as `partition` places them.
 
     `iterate` takes and gives [N, rows, columns] in `dtype`.
     """
@@ -81,7 +80,7 @@ def orthogonalize_on_mesh(
         batches = [jnp.concatenate([parts[i] for i in members]) for members in groups.values()]
         out = list(weights)
         for x_nab, (layout, members) in zip(
-            _normalized(batches, list(groups), dtype, eps), groups.items(), strict=True
+            _normalized(batches, list(groups), dtype), groups.items(), strict=True
         ):
             ends = np.cumsum([len(parts[i]) for i in members])[:-1]
             done = jnp.split(_distributed(iterate, x_nab, layout, mesh), ends)
@@ -102,7 +101,7 @@ def _matrices(weight, spec, layout):
     return x.mT if layout.flip else x
 
 
-def _normalized(batches, layouts, dtype, eps):
+def _normalized(batches, layouts, dtype):
     """Each matrix over its Frobenius norm, rounded to `dtype`."""
     squares = [jnp.sum(jnp.square(x.astype(jnp.float32)), axis=(1, 2)) for x in batches]
     splits = [layout.row_axes + layout.column_axes for layout in layouts]
@@ -111,7 +110,7 @@ def _normalized(batches, layouts, dtype, eps):
         for i, total in zip(which, lax.psum([squares[i] for i in which], over), strict=True):
             squares[i] = total
     norms = [jnp.sqrt(total)[:, None, None] for total in squares]
-    return [(x / (norm + eps)).astype(dtype) for x, norm in zip(batches, norms, strict=True)]
+    return [(x / (norm + EPS)).astype(dtype) for x, norm in zip(batches, norms, strict=True)]
 
 
 def _distributed(f, x_nab, layout, mesh):
