@@ -72,18 +72,18 @@ class _OneLine(ModelMetaclass):
     """A class whose call raises `LrkvError` where a setting is wrong, and no page of pydantic."""
 
     def __call__(cls, *values: Any, **settings: Any) -> Any:
+        own = cast("type[Frozen]", cls)
         if values:
-            first = next(name for name in cast("type[Frozen]", cls).model_fields if name != "kind")
+            first = next(name for name in own.model_fields if name != "kind")
             raise LrkvError(f"{cls.__name__} takes its settings by name: {first}={values[0]!r}")
         try:
             return super().__call__(**settings)
         except ValidationError as error:
-            own = cast("type[Frozen]", cls)
             raise LrkvError(f"{cls.__name__}: {first_problem(error, own)}") from error
 
 
 class Frozen(BaseModel, metaclass=_OneLine):
-    """Immutable, hashable settings; a misspelled key or a wrong type is an error."""
+    """Immutable settings; a misspelled key or a wrong type is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

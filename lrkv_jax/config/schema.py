@@ -177,15 +177,10 @@ class ModelConfig(Group):
                     "give one, or set model.attention alone"
                 )
             return
-        if others := sorted(set(pattern) - set("SG")):
-            raise LrkvError(
-                f"model.layers_pattern = {pattern}: kind {others[0]} has no attention, use S "
-                "(window) and G (all positions)"
-            )
         if set(pattern) != set("SG"):
             raise LrkvError(
-                f"model.layers_pattern = {pattern!r} is not of both S and G: leave it out, and set "
-                "model.window for layers that are all S"
+                f"model.layers_pattern = {pattern!r}: use S (window) and G (all positions), or "
+                "leave it out, and set model.window for layers that are all S"
             )
         if self.window is None:
             raise LrkvError(f"model.layers_pattern = {pattern} has layers S: give model.window")

@@ -169,8 +169,8 @@ def test_any_settings_survive_the_round_trip(tmp_path, values):
         ("attention=lrkv attention.rope=latent model.qk_gain=true", "LRKV-46 rope latent has none"),
         ("model.unroll=5", "model.unroll = 5 does not divide model.layers = 12: use 1 or 12"),
         ("model.layers_pattern=SG", "model.layers_pattern = SG has layers S: give model.window"),
-        ("model.layers_pattern=SXG", "= SXG: kind X has no attention, use S (window) and G"),
-        ("model.layers_pattern=SS", "= 'SS' is not of both S and G: leave it out, and set"),
+        ("model.layers_pattern=SXG", "= 'SXG': use S (window) and G (all positions), or leave"),
+        ("model.layers_pattern=SS", "or leave it out, and set model.window for layers that are"),
         (
             "model.layers_pattern=SSSSG model.window=9",
             "model.layers_pattern = SSSSG, 5 layers, does not divide model.layers = 12",
