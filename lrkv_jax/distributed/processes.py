@@ -180,8 +180,9 @@ class Processes:
         with self.together():
             try:
                 here, all_devices = jax.local_devices(), jax.devices()
-            except RuntimeError as error:
-                raise LrkvError(f"the devices do not start: {_one_line(error)}") from error
+            except (RuntimeError, AssertionError) as error:  # the latter where no GPU is visible
+                reason = str(error) and _one_line(error) or "none is visible: see JAX_PLATFORMS"
+                raise LrkvError(f"the devices do not start: {reason}") from error
             seen = Counter(device.process_index for device in all_devices)
             wanted, source = max(seen.values()), "another process sees"
             if planned is not None:

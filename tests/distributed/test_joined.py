@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+from unittest.mock import Mock
 
 import pytest
 from support.several import ends, several
@@ -105,6 +106,12 @@ def test_a_process_that_breaks_alone_says_so_and_leaves_at_once():
     assert running[1].returncode == 2 and "broken alone" in err
     assert running[0].returncode == -signal.SIGABRT, "JAX's service misses the other"
     assert err.startswith("lrkv: process 1 on ") and err.count("\n") == 1
+
+
+def test_a_host_without_the_gpu_that_is_asked_for_is_one_line(monkeypatch):
+    monkeypatch.setattr("jax.local_devices", Mock(side_effect=AssertionError))
+    with pytest.raises(LrkvError, match="^the devices do not start: none is visible: see JAX_PL"):
+        Processes().check_devices()
 
 
 def test_a_port_in_use_is_one_line(monkeypatch):
