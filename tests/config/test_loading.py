@@ -77,14 +77,6 @@ def test_numbers_are_read_as_people_write_them(tmp_path):
         assert "train.tokens = " in complaint("128m", f"train.tokens={text}")
 
 
-def test_the_length_on_the_command_line_replaces_the_files():
-    stepped = load_config("128m", ["train.steps=5"]).train
-    assert (stepped.steps, stepped.tokens, stepped.total_steps) == (5, None, 5)
-    counted = load_config("quickstart", ["train.tokens=20490"]).train
-    assert (counted.steps, counted.tokens, counted.total_steps) == (None, 20490, 10)
-    assert load_config("128m", ["train.steps=null"]).train.tokens == 100_000_000_000
-
-
 def test_a_group_left_empty_can_be_filled_and_a_setting_emptied(tmp_path):
     path = edited(tmp_path, lambda raw: raw.update(mesh=None))
     config = load_config(path, ["mesh.tensor=2", "optimizer.grad_clip=null", "model.softcap=null"])
@@ -113,8 +105,6 @@ def test_a_dump_of_any_variant_is_read_back_as_the_same_object(variant, tmp_path
 
 floats = st.floats(1e-12, 1e12)
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=12)
-
-
 texts |= st.sampled_from(["1e5", "1.5e3", ".5", "no", "null", "12:30", "~", "é"])
 names = st.from_regex(r"\A[A-Za-z0-9é\[:][A-Za-z0-9._ é\]-]{0,9}\Z")
 names |= st.sampled_from(["1e5", "1.5e3", "no", "null", "12:30"])
@@ -214,7 +204,12 @@ def test_a_bad_override_is_named_with_its_mend(override, message):
     assert message in complaint("128m", *separate)
 
 
-def test_a_run_has_one_length(tmp_path):
+def test_a_run_has_one_length_and_an_override_replaces_the_files(tmp_path):
+    stepped = load_config("128m", ["train.steps=5"]).train
+    assert (stepped.steps, stepped.tokens, stepped.total_steps) == (5, None, 5)
+    counted = load_config("quickstart", ["train.tokens=20490"]).train
+    assert (counted.steps, counted.tokens, counted.total_steps) == (None, 20490, 10)
+    assert load_config("128m", ["train.steps=null"]).train.tokens == 100_000_000_000
     both = edited(tmp_path, lambda raw: raw["train"].update(steps=5))
     assert "train.steps, train.tokens and train.epochs: give exactly one" in complaint(both)
     assert load_config(both, ["train.steps=7"]).train.tokens is None
