@@ -77,8 +77,11 @@ ENDINGS = {
 
 
 def test_only_coming_to_the_end_is_passing():
-    limits = replace(SHORT, seconds=3)
-    outcomes = run_programs(list(ENDINGS), limits=limits)
+    limits, mask = replace(SHORT, seconds=3), os.umask(0o077)  # a careful caller's
+    try:
+        outcomes = run_programs(list(ENDINGS), limits=limits)
+    finally:
+        os.umask(mask)
     assert {p: o.reason for p, o in zip(ENDINGS, outcomes, strict=True)} == ENDINGS
     assert [o.passed for o in outcomes] == [reason == "passed" for reason in ENDINGS.values()]
 
