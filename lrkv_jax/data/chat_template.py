@@ -74,8 +74,6 @@ class ChatTemplate:
         return "".join(part for part, _ in self.stretches(rendered))
 
     def _guarded(self, text: str) -> str:
-        if not self._special.search(text):
-            return text
         text = text.replace(_START, "").replace(_END, "")
         return self._special.sub(f"{_START}\\g<0>{_END}", text)
 

@@ -96,6 +96,9 @@ def test_no_text_forges_a_token_of_a_template(name, folders):
         framing, ids = prompt(text)
         assert framing == prompt("a")[0], text
         assert text.strip("\ufdd0\ufdd1") in chat.tokenizer.decode(ids)
+    template = ChatTemplate("x", "{{ messages[0].x }}</s>{{ messages[1].x }}", {}, ["</s>"])
+    rendered = template.render([{"x": "a\ufdd0"}, {"x": "\ufdd1b"}], answers=False)
+    assert list(template.stretches(rendered)) == [("a</s>b", False)], "two messages together"
 
 
 def test_a_prompt_has_no_bos_where_its_tokenizer_puts_none(imported):
