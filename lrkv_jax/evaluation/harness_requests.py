@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,27 +57,34 @@ class GenerationSettings:
                 f"generation_kwargs {', '.join(sorted(unknown or ['num_beams']))}: not known here; "
                 "use until, max_gen_toks, do_sample, temperature, top_k, top_p"
             )
-        lengths = [kwargs[name] for name in _NEW_TOKENS_NAMES if kwargs.get(name) is not None]
-        max_new_tokens = int(lengths[0]) if lengths else min(NEW_TOKENS, context // 2)
+        name = next((n for n in _NEW_TOKENS_NAMES if kwargs.get(n) is not None), "")
+        max_new_tokens = _number(kwargs, name, int, min(NEW_TOKENS, context // 2))
         if not 1 <= max_new_tokens < context:
             raise LrkvError(
                 f"max_gen_toks = {max_new_tokens}: the model reads {context} tokens, so give "
                 f"--gen_kwargs max_gen_toks=N of 1 to {context - 1}"
             )
-        do_sample, temperature = kwargs.get("do_sample"), kwargs.get("temperature")
-        if temperature is None:
-            temperature = 1.0 if do_sample else 0.0
-        elif do_sample and float(temperature) == 0:
+        do_sample = kwargs.get("do_sample")
+        temperature = _number(kwargs, "temperature", float, 1.0 if do_sample else 0.0)
+        if do_sample and temperature == 0:
             raise LrkvError("do_sample at temperature = 0: give another, or do_sample=False")
-        top_p = kwargs.get("top_p")
         sampling = Sampling(
-            0.0 if do_sample is False else float(temperature),
-            int(kwargs.get("top_k") or 0),
-            1.0 if top_p is None else float(top_p),
+            0.0 if do_sample is False else temperature,
+            _number(kwargs, "top_k", int, 0),
+            _number(kwargs, "top_p", float, 1.0),
         )
         until = kwargs.get("until") or ()
-        stops = (until,) if isinstance(until, str) else tuple(until)
-        return cls(tuple(stop for stop in stops if stop), max_new_tokens, sampling)
+        stops = until if isinstance(until, list | tuple) else [until]
+        return cls(tuple(str(stop) for stop in stops if stop), max_new_tokens, sampling)
+
+
+def _number(kwargs: Mapping[str, Any], name: str, kind: Callable[[Any], Any], otherwise: float):
+    """A setting as a number, `otherwise` where the task names none."""
+    value = kwargs.get(name)
+    try:
+        return otherwise if value is None else kind(value)
+    except ValueError:
+        raise LrkvError(f"generation_kwargs {name} = {value}: give a number") from None
 
 
 class ChatPrompt(str):

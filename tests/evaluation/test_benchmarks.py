@@ -279,6 +279,7 @@ def test_humaneval_passes_the_programs_that_pass():
     [
         ({}, (), 256, Sampling(0.0)),
         ({"until": "\n", "num_beams": 1}, ("\n",), 256, Sampling(0.0)),
+        ({"until": 5}, ("5",), 256, Sampling(0.0)),
         ({"until": ["a", "", "b"], "max_gen_toks": 9}, ("a", "b"), 9, Sampling(0.0)),
         ({"until": None, "max_new_tokens": "7"}, (), 7, Sampling(0.0)),
         ({"max_gen_toks": 5, "max_tokens": 6}, (), 5, Sampling(0.0)),
@@ -305,6 +306,7 @@ def test_settings_of_texts_are_read_as_the_harness_reads_them(
         ({"max_gen_toks": 2048}, "reads 1024 tokens, so give --gen_kwargs max_gen_toks=N of 1 to"),
         ({"max_gen_toks": 0}, "max_gen_toks = 0"),
         ({"top_p": 0}, "top_p = 0"),
+        ({"max_gen_toks": "1k"}, "generation_kwargs max_gen_toks = 1k: give a number"),
     ],
 )
 def test_settings_that_cannot_be_kept_are_refused_in_a_line(asked, line):
