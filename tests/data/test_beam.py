@@ -1,5 +1,6 @@
 """`lrkv data build --beam` writes the bytes of one process's build; in its stage alone."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -13,7 +14,13 @@ from lrkv_jax.data.records.jobs import beam_jobs
 from lrkv_jax.data.records.streams import write_stream
 from lrkv_jax.errors import LrkvError
 
-pytestmark = pytest.mark.beam
+pytestmark = [
+    pytest.mark.beam,
+    pytest.mark.skipif(
+        importlib.util.find_spec("apache_beam") is None,
+        reason="apache_beam is not installed: pip install -e '.[beam]'",
+    ),
+]
 
 # The command itself, with a shard to each file of the source, and small files of records.
 COMMAND = """
