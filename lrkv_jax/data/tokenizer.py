@@ -168,11 +168,11 @@ def load_tokenizer(name_or_path: str) -> Tokenizer:
         return tokenizer_from_json(name_or_path, read_asset("sotu-4096.json"))
     if name_or_path == "gpt2":
         return _gpt2(read_asset("gpt2.bpe.gz"))
-    if Path(name_or_path).is_dir():
+    if os.path.isdir(name_or_path):
         return foreign_tokenizer(name_or_path)
     try:
         content = Path(name_or_path).read_bytes()
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a path that no file system takes
         known = ", ".join(EMBEDDED)
         raise LrkvError(
             f"data.tokenizer = {name_or_path} is neither a known name nor a readable file: "

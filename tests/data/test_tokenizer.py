@@ -161,8 +161,9 @@ def test_what_is_no_tokenizer_is_refused_with_the_known_names(tmp_path):
     (tmp_path / "t.json").write_text("[]")
     with pytest.raises(LrkvError, match="not a tokenizer.json"):
         load_tokenizer(str(tmp_path / "t.json"))
-    with pytest.raises(LrkvError, match="gtp2.*sotu-4096, gpt2"):
-        load_tokenizer("gtp2")
+    for name in ("gtp2", "gtp2" * 2000, "gtp2\0"):
+        with pytest.raises(LrkvError, match="gtp2.*sotu-4096, gpt2"):
+            load_tokenizer(name)
 
 
 SIZE = 600
