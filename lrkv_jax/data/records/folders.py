@@ -59,7 +59,7 @@ def write_file(path: Path, features: tfds.features.FeaturesDict, rows: Iterable[
     """
     shape, dtype, head = features["tokens"].shape, features["tokens"].np_dtype, row_head(features)
     written = 0
-    with _as_os_error():
+    try:
         writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
         for row in rows:
             assert row.shape == shape
@@ -69,18 +69,11 @@ def write_file(path: Path, features: tfds.features.FeaturesDict, rows: Iterable[
         with path.open("rb") as file:
             os.fsync(file.fileno())
         found = _rows_of(path)
+    except RuntimeError as error:  # ArrayRecord's, which begin with the system's reason
+        raise OSError(str(error).split(";")[0][:120]) from error
     if found != written:
         raise OSError(f"{path.name} was cut short")
     return written
-
-
-@contextlib.contextmanager
-def _as_os_error() -> Iterator[None]:
-    """Turn ArrayRecord's errors into OSErrors, with the system's reason from their first words."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise OSError(str(error).split(";")[0][:120]) from error
 
 
 def row_head(features: tfds.features.FeaturesDict) -> bytes:

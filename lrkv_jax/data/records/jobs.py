@@ -34,7 +34,7 @@ def run_jobs(jobs: Sequence[Job], workers: int) -> Iterator[int]:
     # Not a fork of a process that may hold JAX.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, len(jobs)), spawn, initializer=_begin) as pool:
-        numbers = {pool.submit(call, job): number for number, job in enumerate(jobs)}
+        numbers = {pool.submit(job): number for number, job in enumerate(jobs)}
         try:
             for future in as_completed(numbers):
                 future.result()
@@ -53,11 +53,6 @@ def run_here(jobs: Sequence[Job], workers: int) -> Iterator[int]:
     for number, job in enumerate(jobs):
         job()
         yield number
-
-
-def call(job: Job) -> None:
-    """Do one job, wherever it was sent."""
-    job()
 
 
 def _begin() -> None:
@@ -88,8 +83,9 @@ def beam_jobs(options: Sequence[str] = ()) -> RunJobs:
     def run(jobs: Sequence[Job], workers: int) -> Iterator[int]:
         try:
             if jobs:
+                do = beam.Map(lambda job: job())
                 with beam.Pipeline(options=parsed) as pipeline:
-                    _ = pipeline | beam.Create(jobs) | beam.Reshuffle() | beam.Map(call)
+                    _ = pipeline | beam.Create(jobs) | beam.Reshuffle() | do
         except LrkvError:
             raise
         except Exception as error:  # each runner has different classes
