@@ -132,11 +132,7 @@ def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
 
     Best-fit decreasing: each item, largest first, goes to the bin where it leaves the
     least space. The number of bins is at most 11/9 of the smallest possible, plus 4.
-
-    Raises ValueError for a size over the capacity.
     """
-    if max(sizes, default=0) > capacity:
-        raise ValueError(f"{max(sizes)} does not fit {capacity}")
     bins: list[list[int]] = []
     by_space: dict[int, list[int]] = {}  # bins with that much space left
     spaces: list[int] = []  # the keys of `by_space`, sorted

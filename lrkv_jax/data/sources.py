@@ -45,8 +45,6 @@ def documents(
     Raises LrkvError at once for a missing or empty folder and for more shards than it has, and
     while iterating for what cannot be parsed, a missing column, or a split without a document.
     """
-    if split not in SPLITS:
-        raise LrkvError(f"split = {split}: use train or heldout")
     names = file_names(source)
     split_of_file = whole_files(source, names, heldout_shards)
     share = 0.0 if heldout_shards else heldout

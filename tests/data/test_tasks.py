@@ -18,7 +18,7 @@ from lrkv_jax.data.tasks.humaneval import Program
 from lrkv_jax.data.tasks.registry import TASKS, load
 from lrkv_jax.errors import LrkvError
 
-SPLITS = [(task.name, split) for task in TASKS.values() for split in task.splits]
+SPLITS = [(task.name, split) for task in TASKS.values() for split in task.files]
 ROWS = {
     "smoltalk": {"messages": [{"role": r, "content": r} for r in ("user", "assistant")]},
     "mmlu": {"question": "q", "choices": list("wxyz"), "answer": 3, "subject": "virology"},

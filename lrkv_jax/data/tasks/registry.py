@@ -38,11 +38,6 @@ class Task:
     read: Callable[..., Example | None]
     conversation: Callable[..., Conversation]
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """The names of its splits."""
-        return tuple(self.files)
-
     def demo(self, split: str) -> str:
         """The file of its demonstration set, among the assets."""
         return f"{DEMO}/{self.name}-{split}.jsonl"
@@ -146,8 +141,8 @@ def fingerprint(examples: Iterable[Example]) -> str:
 
 def _with_split(name: str, split: str) -> Task:
     found = task(name)
-    if split not in found.splits:
-        raise LrkvError(f"{name} has no split {split!r}: use {', '.join(found.splits)}")
+    if split not in found.files:
+        raise LrkvError(f"{name} has no split {split!r}: use {', '.join(found.files)}")
     return found
 
 
