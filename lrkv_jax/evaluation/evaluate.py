@@ -68,7 +68,7 @@ def evaluate(
     if batch is not None and batch < 1:
         raise LrkvError(f"batch = {batch}: use 1 or more")
     tasks = tasks.split(",") if isinstance(tasks, str) else tasks
-    config = run.config if isinstance(run, TrainedRun) else read_run(run)
+    config = run.config if isinstance(run, TrainedRun) else read_run(run, overrides)
     chosen, settings = questions_of(config, tasks, settings)
     if not isinstance(run, TrainedRun):
         directory = Path(run)

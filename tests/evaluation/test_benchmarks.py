@@ -165,7 +165,7 @@ def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):
     mixture = MixtureConfig(train=parts, heldout=parts)
     data = run.config.data.model_copy(update={"mixture": mixture})
     run = dataclasses.replace(run, config=run.config.model_copy(update={"data": data}))
-    monkeypatch.setattr(module, "read_run", lambda directory: run.config)
+    monkeypatch.setattr(module, "read_run", lambda *arguments: run.config)
     monkeypatch.setattr(module, "load_run", lambda *arguments, **options: run)
     result = module.evaluate(
         tmp_path, tasks=["arc_easy"], batch=4, settings=dataclasses.replace(DEMO, limit=6),
