@@ -4,17 +4,13 @@ B sequences  T positions  N decoded tokens of each  V vocabulary
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
-from lrkv_jax.config import ModelConfig
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.trained_run import TrainedRun
-from lrkv_jax.models.transformer import with_parameters
 
 # A few roundings of float32: a model that has learnt little has many tokens this close.
 TIE = 1e-6
@@ -41,35 +37,27 @@ class Agreement:
     forward_loss: float
 
 
-def decode_agreement(
-    config: ModelConfig,
-    params: Any,
-    tokens_BT: np.ndarray,
-    prompt_lengths: list[int],
-    *,
-    mesh: Mesh | None = None,
-) -> Agreement:
-    """Compare logits on `tokens_BT`, of which row i's first `prompt_lengths[i]` are its prompt.
+def decode_agreement(run: TrainedRun, tokens_BT: np.ndarray) -> Agreement:
+    """Compare logits on a text: prompts of different lengths, then `STEPS` tokens or half of it.
 
     The engine's programs decode: a ragged prefill in pieces, then several steps a
     call with a donated cache, fed the text's tokens instead of sampled ones.
     """
-    (B, T), longest = tokens_BT.shape, max(prompt_lengths)
-    engine = Engine(
-        config, params, batch=B, length=T, mesh=mesh, prefill_chunk=-(-longest // PIECES)
-    )
-    prompts = [row[:n].tolist() for row, n in zip(tokens_BT, prompt_lengths, strict=True)]
+    tokens_BT = tokens_BT[:, : 4 * STEPS]
+    B, T = tokens_BT.shape
+    longest = T - min(STEPS, T // 2)
+    lengths_B = [max(1, longest - 17 * row) for row in range(B)]
+    engine = Engine(run, batch=B, length=T, prefill_chunk=-(-longest // PIECES))
+    prompts = [row[:n].tolist() for row, n in zip(tokens_BT, lengths_B, strict=True)]
     # Logits at position t choose token t + 1.
-    places_BN = np.array(prompt_lengths)[:, None] + np.arange(T - longest)
+    places_BN = np.array(lengths_B)[:, None] + np.arange(T - longest)
     rows_B1 = np.arange(B)[:, None]
-    cached_BNV = engine.forced_logits(prompts, tokens_BT[rows_B1, places_BN].tolist())
-    forward = jax.jit(lambda model, tokens_BT: model(tokens_BT))
-    forward_BTV = forward(with_parameters(config, params), tokens_BT)
-    forward_BNV = np.asarray(forward_BTV)[rows_B1, places_BN - 1]
+    next_BN = tokens_BT[rows_B1, places_BN]
+    cached_BNV = engine.forced_logits(prompts, next_BN.tolist())
+    forward_BNV = np.asarray(run.model(jnp.asarray(tokens_BT)))[rows_B1, places_BN - 1]
     chosen_BN1 = cached_BNV.argmax(-1)[..., None]
     behind_BN = forward_BNV.max(-1) - np.take_along_axis(forward_BNV, chosen_BN1, -1)[..., 0]
     largest = float(np.abs(forward_BNV).max())
-    next_BN = tokens_BT[rows_B1, places_BN]
     return Agreement(
         max_relative_error=float(np.abs(cached_BNV - forward_BNV).max()) / largest,
         same_greedy_token=float((behind_BN <= TIE * largest).mean()),
@@ -77,15 +65,6 @@ def decode_agreement(
         loss=_loss(cached_BNV, next_BN),
         forward_loss=_loss(forward_BNV, next_BN),
     )
-
-
-def agreement_on(run: TrainedRun, tokens_BT: np.ndarray) -> Agreement:
-    """`Agreement` of a run: prompts of different lengths, then up to `STEPS` tokens one by one."""
-    tokens_BT = tokens_BT[:ROWS, : 4 * STEPS]
-    T = tokens_BT.shape[1]
-    longest = T - min(STEPS, T // 2)
-    lengths = [max(1, longest - 17 * row) for row in range(len(tokens_BT))]
-    return decode_agreement(run.config.model, run.params, tokens_BT, lengths, mesh=run.mesh)
 
 
 def _loss(logits_BNV, next_BN):

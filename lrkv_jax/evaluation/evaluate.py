@@ -15,7 +15,7 @@ from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.data.sources import docstring_rows
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.evaluation.agreement import ROWS, agreement_on
+from lrkv_jax.evaluation.agreement import ROWS, decode_agreement
 from lrkv_jax.evaluation.benchmark import Benchmark, BenchmarkSettings, Questions, questions
 from lrkv_jax.evaluation.tasks import check_allowed, gsm8k, humaneval, multiple_choice
 from lrkv_jax.files import check_writable, write_json
@@ -71,16 +71,13 @@ def evaluate(
     config = run.config if isinstance(run, TrainedRun) else read_run(run, overrides)
     chosen, settings = questions_of(config, tasks, settings)
     if not isinstance(run, TrainedRun):
-        directory = Path(run)
         run = load_run(run, step=step, overrides=overrides)
-    elif run.directory is None or step is not None or overrides:
+    elif step is not None or overrides:
         raise LrkvError("step and overrides choose what load_run reads: give it them")
-    else:
-        directory = run.directory
     batch = batch or run.config.train.global_batch_size
-    report = directory / "evaluation.json"
+    report = run.directory / "evaluation.json"
     check_writable(report)
-    about = _about(run, directory)
+    about = _about(run)
     result = dict(about)
     how = {"batch": batch, "settings": asdict(settings), "versions": versions()}
     how |= {"devices": [device.device_kind for device in jax.devices()]}
@@ -100,7 +97,7 @@ def evaluate(
             "seconds": time.monotonic() - began,
             "dataset": questions_.dataset,
         }
-        path = directory / "evaluations" / f"{name}-step{run.step}.json"
+        path = run.directory / "evaluations" / f"{name}-step{run.step}.json"
         path.parent.mkdir(exist_ok=True)
         write_json(path, {**about, **how, **result[name], "records": records})
     if chosen.keys() == BENCHMARKS.keys():
@@ -152,13 +149,12 @@ def _adding_up(progress: OnProgress, name: str, total: int) -> Callable[[float],
     return add
 
 
-def _about(run: TrainedRun, directory: str | Path) -> dict[str, Any]:
+def _about(run: TrainedRun) -> dict[str, Any]:
     """Describe what was evaluated, with the measured size of its cache."""
-    config = run.config
-    engine = Engine(config.model, run.params, batch=1, length=config.train.seq_len, mesh=run.mesh)
-    report, cache = engine.report(), config.model.kv_cache_dtype
+    config, report = run.config, Engine(run, batch=1).report()
+    cache = config.model.kv_cache_dtype
     return {
-        "run": str(directory),
+        "run": str(run.directory),
         "attention": config.model.attention.kind,
         "step": run.step,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
@@ -200,7 +196,7 @@ def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
     rows = BatchFormat.of(config, run.tokenizer.bos)
     tokens_BU = next(heldout_batches(config.data, config.train.seq_len, ROWS))
     tokens_BT = np.asarray(rows.ids(jax.numpy.asarray(tokens_BU[:, : config.train.seq_len])))
-    return asdict(agreement_on(run, tokens_BT))
+    return asdict(decode_agreement(run, tokens_BT))
 
 
 TASKS = {"bpb": _held_out, "docstrings": _docstrings, "agreement": _agreement}

@@ -164,7 +164,8 @@ def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):
     parts = (MixturePart(task="mmlu", split="test"),)
     mixture = MixtureConfig(train=parts, heldout=parts)
     data = run.config.data.model_copy(update={"mixture": mixture})
-    run = dataclasses.replace(run, config=run.config.model_copy(update={"data": data}))
+    config = run.config.model_copy(update={"data": data})
+    run = dataclasses.replace(run, config=config, directory=tmp_path)
     monkeypatch.setattr(module, "read_run", lambda *arguments: run.config)
     monkeypatch.setattr(module, "load_run", lambda *arguments, **options: run)
     result = module.evaluate(
