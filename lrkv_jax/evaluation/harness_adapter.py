@@ -20,7 +20,6 @@ from lrkv_jax.evaluation.harness_requests import (
     ChatPrompt,
     GenerationSettings,
     grouped,
-    lost_chat,
 )
 from lrkv_jax.inference.language_model import Draws, LanguageModel, cut
 from lrkv_jax.training.restore import load_run
@@ -208,7 +207,7 @@ class LrkvLM(LM):
         return self.model.pair(context.begun, continuation, context.head)
 
     def _check(self, context: str) -> None:
-        if self._opening and lost_chat(context, self._opening):
+        if self._opening and context.startswith(self._opening):
             raise LrkvError(
                 "the harness made plain text of a chat's prompt: its frame would be lost; ask "
                 "this task without --apply_chat_template"

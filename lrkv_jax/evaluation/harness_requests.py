@@ -93,7 +93,7 @@ class ChatPrompt(str):
     The tokens that frame a chat cannot be spelled in text, so the ids travel with it, and
     the text is for logs alone: whatever a user writes, no text becomes a frame. It
     survives what the harness does with prompts, pickling included; put into another
-    string it is plain text, which `lost_chat` recognizes.
+    string it is plain text, which the adapter recognizes by its `OPENING` characters.
 
     head: the ids up to the start of the assistant's turn. begun: the text that this
     turn starts with, empty for most.
@@ -118,8 +118,3 @@ class ChatPrompt(str):
         prompt = cls(chat.shown(conversation) + begun)
         prompt.head, prompt.begun = tuple(chat.prompt(conversation)), begun
         return prompt
-
-
-def lost_chat(text: str, opening: str) -> bool:
-    """Whether a string begins as chats do, `opening`, and is a `ChatPrompt` that lost its ids."""
-    return not isinstance(text, ChatPrompt) and text.startswith(opening)
