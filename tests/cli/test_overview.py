@@ -62,6 +62,7 @@ def test_data_are_counted_and_the_first_records_shown(capsys, monkeypatch, tmp_p
     (texts / "a.txt").write_text("The people of the United States. " * 40)
     (texts / "b.txt").write_text("We have no question of the cost. " * 40)
     (texts / "notes.md").write_text("not read")
+    (texts / ".cache").write_text("hidden")
     settings = (f"data.source={texts}", f"data.directory={tmp_path}", "data.heldout_shards=1")
     code, out, _ = lrkv(
         capsys, monkeypatch, "data", "show", "quickstart", *settings, "train.seq_len=16",
