@@ -63,6 +63,10 @@ class Request:
     retain: bool = False
     priority: int = 0
 
+    def __post_init__(self):
+        for name in ("continuations", "candidate_ids", "forced"):  # an array is not true or false
+            object.__setattr__(self, name, list(getattr(self, name)))
+
 
 @dataclass
 class Result:

@@ -80,7 +80,7 @@ def test_scores_are_the_forwards_and_choices_share_their_context(name):
     engine = engine_of(FIVE[name], **SHARED)
     long = random_tokens(21, seed=9).tolist()  # scored in two pieces
     choices = [[more, more[::-1] + [1], long] for more in MORE]
-    asked = [[3, 1], [2], [7, 7, 9], [0]]
+    asked = [np.array(ids) for ids in ([3, 1], [2], [7, 7, 9], [0])]
     scored = [engine.submit(p, continuations=c) for p, c in zip(PROMPTS, choices, strict=True)]
     nexts = [engine.submit(p, candidate_ids=ids) for p, ids in zip(PROMPTS, asked, strict=True)]
     engine.finish(scored + nexts)

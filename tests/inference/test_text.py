@@ -29,7 +29,7 @@ def test_texts_and_logits_are_the_forwards_whatever_is_read_beside(name, layers)
     """Ragged prompts, read in chunks and decoded in calls of which the last is not whole."""
     engine = engine_of(MODELS[name], model={"layers": layers}, **SHARED)
     check_greedy(engine, 11)
-    together_BNV = engine.forced_logits(PROMPTS, CONTINUATIONS)
+    together_BNV = engine.forced_logits(PROMPTS, np.array(CONTINUATIONS))
     rows = [p + c for p, c in zip(PROMPTS, CONTINUATIONS, strict=True)]
     forward = whole_logits(engine.config, rows)
     for prompt, more, logits_NV, forward_TV in zip(
