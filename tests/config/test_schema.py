@@ -142,6 +142,7 @@ MLA_9 = MLA(kv_lora_rank=9, rope="full", kv_heads=3, latent_norm=False)
         (MLA_9, 9, "MLA-9 rope full, in 3 groups, no latent norm", "full"),
         (LRKV(rank=8, rope="shared"), 8, "LRKV-8 rope shared", "shared"),
         (LRKV(rank=6, rank_value=5), 6, "LRKV-6/5", "full"),
+        (LRKV(rank=8, rank_key=4, rank_value=4), 8, "LRKV-4", "full"),
         (DEEPSEEK, 46, "LRKV-46 rope shared, joint norm", "shared"),
     ],
 )

@@ -103,7 +103,7 @@ class LRKV(AttentionConfig):
     @property
     def sized(self) -> str:
         R_k, R_v = self.ranks
-        return super().sized if R_k == R_v else f"{R_k}/{R_v}"
+        return str(R_k) if R_k == R_v else f"{R_k}/{R_v}"
 
     @property
     def form(self) -> str:
