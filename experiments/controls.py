@@ -55,11 +55,6 @@ class WideAttention(GroupedAttention):
         shape = config.width, config.heads, config.attention.query_width(config)
         self.query, self.key = (weight("embed -> heads head_width", shape) for _ in range(2))
 
-    @property
-    def normed_width(self):
-        """K + R: queries and keys are normed over all of their coordinates."""
-        return self.config.attention.query_width(self.config)
-
     def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None):
         lengths_B, how = lengths_of(positions_BT), {"scale": self.scale, "pages_BN": pages_BN}
         return attend_tiles(query, cache, self.materialize_kv, lengths_B, **how), None

@@ -233,14 +233,10 @@ class Attention(nnx.Module):
 
     @property
     def scale(self) -> float:
-        """The factor of logits: 1 / sqrt(width), times YaRN's factor where keys are rotated."""
-        scaling = None if self.config.attention.mode == "none" else self.config.rope_scaling
-        return self.normed_width**-0.5 * logit_factor(scaling)
-
-    @property
-    def normed_width(self) -> int:
-        """The width in which queries and keys are normed."""
-        return self.config.head_width
+        """1 / sqrt(query's width), the factor of logits; times YaRN's where keys are rotated."""
+        entry = self.config.attention
+        scaling = None if entry.mode == "none" else self.config.rope_scaling
+        return entry.query_width(self.config) ** -0.5 * logit_factor(scaling)
 
     def normed(self, x: Float[Array, "... K"]) -> Float[Array, "... K"]:
         """QK-norm, RMSNorm over the last axis, if the model has it; its gain is not in it."""

@@ -192,10 +192,6 @@ class LatentAttention(Attention):
             norm = jax.ShapeDtypeStruct((batch, G, length), jnp.float32)
         return LatentCache(latent, rope_key if self.rope == "decoupled" else None, norm, private)
 
-    @property
-    def normed_width(self) -> int:
-        return self.config.attention.logit_width(self.config)
-
     def head_weights(self):
         down_DC, positions = in_float64(self.down), {}
         families = [down_DC @ by_head(up) for up in (self.up_key, self.up_value)]
