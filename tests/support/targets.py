@@ -58,7 +58,7 @@ def case(scale, variant, T, array, how="contiguous"):
         caches = [array(shape, bf16) for shape in shapes]
         return call(latent_decode, *caches, None, None, lengths)
     if kind != "lrkv":
-        kv = array((*slots, attention.groups(model), K), bf16)
+        kv = array((*slots, attention.key_heads(model), K), bf16)
         return call(grouped_decode, q, kv, kv, lengths)
     mode, _, groups = mode.partition("-")
     G = H // 2 if groups else H

@@ -44,7 +44,7 @@ class GroupedAttention(Attention):
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         D, H, K = config.width, config.heads, config.head_width
-        self.groups = config.attention.groups(config)
+        self.groups = config.attention.key_heads(config)
         self.query = weight("embed -> heads head_width", (D, H, K))
         self.key = weight("embed -> kv_heads head_width", (D, self.groups, K))
         self.value = weight("embed -> kv_heads head_width", (D, self.groups, K))

@@ -19,21 +19,14 @@ class _Grouped(AttentionConfig):
         "full",
     )
 
-    def groups(self, model: ModelShape) -> int:
-        """Key/value heads G."""
-        raise NotImplementedError
-
-    def key_heads(self, model: ModelShape) -> int:
-        return self.groups(model)
-
     def kv_parameters(self, model: ModelShape) -> int:
-        return 2 * model.width * self.groups(model) * model.head_width
+        return 2 * model.width * self.key_heads(model) * model.head_width
 
     def cache_values(self, model: ModelShape) -> int:
-        return 2 * self.groups(model) * model.head_width
+        return 2 * self.key_heads(model) * model.head_width
 
     def int8_rows(self, model: ModelShape) -> tuple[tuple[int, int], ...]:
-        return ((2 * self.groups(model), model.head_width),)
+        return ((2 * self.key_heads(model), model.head_width),)
 
     def decode_flops_per_cached_token(self, model: ModelShape) -> int:
         return 4 * model.heads * model.head_width
@@ -44,9 +37,6 @@ class MHA(_Grouped):
 
     name: ClassVar[str] = "mha"
     styles: ClassVar = {"full": ("#000000", "-", "o")}
-
-    def groups(self, model: ModelShape) -> int:
-        return model.heads
 
 
 class GQA(_Grouped):
@@ -63,7 +53,7 @@ class GQA(_Grouped):
     def size(self) -> int:
         return self.kv_heads
 
-    def groups(self, model: ModelShape) -> int:
+    def key_heads(self, model: ModelShape) -> int:
         return self.kv_heads
 
 
@@ -73,5 +63,5 @@ class MQA(_Grouped):
     name: ClassVar[str] = "mqa"
     styles: ClassVar = {"full": ("#0072B2", ":", "v")}
 
-    def groups(self, model: ModelShape) -> int:
+    def key_heads(self, model: ModelShape) -> int:
         return 1

@@ -84,7 +84,7 @@ class LowRankAttention(Attention):
         # and of values: E‖U Bᵀ‖² = D K R σ_U² σ_B² and E‖W‖² = D K σ_W².
         std = min(1.0, (K / D) ** 0.5) * D**-0.5
         if self.rank:
-            G = config.attention.groups(config)
+            G = config.attention.key_heads(config)
             heads = "heads" if G == H else "kv_heads"
             down, up = f"{heads}: embed -> rank", f"{heads}: rank -> head_width"
             self.key_down = weight(down, (G, D, R_k), std=std)
@@ -156,7 +156,7 @@ class LowRankAttention(Attention):
         return attend(q_BTHW, k_BTGW, v_BTGK)
 
     def cache_shapes(self, batch, length, dtype):
-        G, K = self.config.attention.groups(self.config), self.config.head_width
+        G, K = self.config.attention.key_heads(self.config), self.config.head_width
         shared = jax.ShapeDtypeStruct((batch, length, K), dtype)
         latents = [
             jax.ShapeDtypeStruct((batch, length, G, cached), dtype) if self.rank else None
@@ -217,7 +217,7 @@ class LowRankAttention(Attention):
 
     def _of_heads(self, up_GRK, H):
         """The factors of this device's H query heads, from those of the residuals that it has."""
-        groups = self.config.attention.groups(self.config)
+        groups = self.config.attention.key_heads(self.config)
         share = self.config.heads // groups
         if share == 1:
             return up_GRK
@@ -282,7 +282,7 @@ class LowRankAttention(Attention):
             jnp.square(x.astype(jnp.float32)).sum((2, 3), keepdims=True) for x in latents
         )
         heads_BT11, entry = rk_BT11 + rv_BT11, self.config.attention
-        if self.key_up.shape[0] < entry.groups(self.config):  # other devices have the other heads
+        if len(self.key_up[...]) < entry.key_heads(self.config):  # other devices have the others
             heads_BT11 = jax.lax.psum(heads_BT11, heads_axes(self))
         width = entry.cache_values(self.config) - self.config.head_width
         means_BT11 = (heads_BT11 + v_BT11) / width

@@ -77,7 +77,7 @@ class LRKV(AttentionConfig):
         """Whether a logit of training is a query times one key of the head, K wide."""
         return self.rope in ("full", "none")
 
-    def groups(self, model: ModelShape) -> int:
+    def key_heads(self, model: ModelShape) -> int:
         """G, the residuals of a layer; at rank 0 the one key and value that all heads have."""
         return (self.kv_heads or model.heads) if self.rank else 1
 
@@ -128,22 +128,19 @@ class LRKV(AttentionConfig):
         if self.kv_heads is not None:
             check_groups(self.kv_heads, model)
 
-    def key_heads(self, model: ModelShape) -> int:
-        return self.groups(model)
-
     def logit_width(self, model: ModelShape) -> int:
         return model.head_width + (0 if self.has_whole_keys else self.ranks[0])
 
     def kv_parameters(self, model: ModelShape) -> int:
-        down = 2 * model.head_width + self.groups(model) * sum(self.ranks)
-        return model.width * down + self.groups(model) * sum(self.ranks) * model.head_width
+        down = 2 * model.head_width + self.key_heads(model) * sum(self.ranks)
+        return model.width * down + self.key_heads(model) * sum(self.ranks) * model.head_width
 
     def extra_multiplications(self, model: ModelShape) -> int:
         # B^K takes H queries to the latents, and for the norms the shared key to those of G, which
         # then meet B B^T. One of the G is in `kv_parameters`.
         if self.has_whole_keys:
             return 0
-        H, G, R_k, norms = model.heads, self.groups(model), self.ranks[0], self.norms_keys(model)
+        H, G, R_k, norms = model.heads, self.key_heads(model), self.ranks[0], self.norms_keys(model)
         return (H + G * (norms - 1)) * R_k * model.head_width + norms * G * R_k**2
 
     def forms_weights(self, width: int, groups: int, head_width: int, tokens: int) -> bool:
@@ -167,7 +164,7 @@ class LRKV(AttentionConfig):
         return VALUE * H * (R + K) > saved
 
     def multiplications(self, model: ModelShape, tokens: int) -> float:
-        D, G, K = model.width, self.groups(model), model.head_width
+        D, G, K = model.width, self.key_heads(model), model.head_width
         squares = 0.0  # B B^T, once per layer and step
         if not self.has_whole_keys and self.norms_keys(model):
             squares = G * self.ranks[0] ** 2 * K / tokens
@@ -191,20 +188,20 @@ class LRKV(AttentionConfig):
         return R_k, R_v
 
     def cache_values(self, model: ModelShape) -> int:
-        return 2 * model.head_width + self.groups(model) * sum(self.filled_ranks(model))
+        return 2 * model.head_width + self.key_heads(model) * sum(self.filled_ranks(model))
 
     def cache_scalars(self, model: ModelShape) -> int:
-        return self.groups(model) if self.norms_keys(model) else 0
+        return self.key_heads(model) if self.norms_keys(model) else 0
 
     def int8_rows(self, model: ModelShape) -> tuple[tuple[int, int], ...]:
         if not self.rank:
             return ()
-        G = self.groups(model)
+        G = self.key_heads(model)
         return tuple((G, width) for width in self.filled_ranks(model))
 
     def cache_padding_values(self, model: ModelShape) -> int:
         cached, filled = self.cached_ranks(model), self.filled_ranks(model)
-        return self.groups(model) * (sum(cached) - sum(filled))
+        return self.key_heads(model) * (sum(cached) - sum(filled))
 
     def decode_flops(self, model: ModelShape) -> int:
         """(a R_v) Bᵀ, and q B; `full` makes the mix matrix M_h(q) instead, three FLOPs an entry."""

@@ -77,7 +77,7 @@ class LatentAttention(Attention):
         self.rope, self.rank = config.attention.rope, config.attention.rank
         self.query = weight("embed -> heads head_width", (D, H, K))
         self.down = weight("embed -> latent", (D, C))
-        G = config.attention.groups(config)
+        G = config.attention.key_heads(config)
         heads = "heads" if G == H else "kv_heads"
         self.up_key = weight(f"latent -> {heads} head_width", (C, G, K))
         self.up_value = weight(f"latent -> {heads} head_width", (C, G, K))
@@ -185,7 +185,7 @@ class LatentAttention(Attention):
             jax.ShapeDtypeStruct((batch, length, n), dtype)
             for n in (entry.cached_latent(self.config), entry.qk_rope_head_dim)
         )
-        private, norm, G = None, None, entry.groups(self.config)
+        private, norm, G = None, None, entry.key_heads(self.config)
         if self.rank:
             private = jax.ShapeDtypeStruct((batch, length, G, entry.cached_rank), dtype)
         if self.rope == "full" and self.config.qk_norm:

@@ -90,12 +90,9 @@ class MLA(AttentionConfig):
             super().form, rank, groups, "" if self.latent_norm else "no latent norm"
         )
 
-    def groups(self, model: ModelShape) -> int:
+    def key_heads(self, model: ModelShape) -> int:
         """G, the keys and values of a layer."""
         return self.kv_heads or model.heads
-
-    def key_heads(self, model: ModelShape) -> int:
-        return self.groups(model)
 
     @property
     def rotates_full_keys(self) -> bool:
@@ -128,8 +125,8 @@ class MLA(AttentionConfig):
         return model.head_width + self.qk_rope_head_dim
 
     def kv_parameters(self, model: ModelShape) -> int:
-        down = self.kv_lora_rank + self.qk_rope_head_dim + self.groups(model) * self.rank
-        up = 2 * (self.kv_lora_rank + self.rank) * self.groups(model) * model.head_width
+        down = self.kv_lora_rank + self.qk_rope_head_dim + self.key_heads(model) * self.rank
+        up = 2 * (self.kv_lora_rank + self.rank) * self.key_heads(model) * model.head_width
         return model.width * down + up
 
     def cached_latent(self, model: ModelShape) -> int:
@@ -137,19 +134,19 @@ class MLA(AttentionConfig):
         return self.kv_lora_rank + model.qkv_bias
 
     def cache_values(self, model: ModelShape) -> int:
-        return self.cached_latent(model) + self.qk_rope_head_dim + self.groups(model) * self.rank
+        return self.cached_latent(model) + self.qk_rope_head_dim + self.key_heads(model) * self.rank
 
     def cache_values_published(self, model: ModelShape) -> int:
         return self.cache_values(model) - self.qk_rope_head_dim
 
     def cache_padding_values(self, model: ModelShape) -> int:
-        return self.groups(model) * (self.cached_rank - self.rank)
+        return self.key_heads(model) * (self.cached_rank - self.rank)
 
     def cache_scalars(self, model: ModelShape) -> int:
-        return self.groups(model) if self.rope == "full" and model.qk_norm else 0
+        return self.key_heads(model) if self.rope == "full" and model.qk_norm else 0
 
     def int8_rows(self, model: ModelShape) -> tuple[tuple[int, int], ...]:
-        private = ((self.groups(model), self.rank),) if self.rank else ()
+        private = ((self.key_heads(model), self.rank),) if self.rank else ()
         return ((1, self.cached_latent(model)), *private)
 
     def decode_flops(self, model: ModelShape) -> int:

@@ -36,7 +36,7 @@ class TiedLRKV(LRKV):
         raise _no_layer("tied LRKV")
 
     def kv_parameters(self, model: ModelShape) -> int:
-        D, K, G, R = model.width, model.head_width, self.groups(model), self.rank
+        D, K, G, R = model.width, model.head_width, self.key_heads(model), self.rank
         return D * (K + G * R) + 2 * G * R * K
 
     def forms_weights(self, width: int, groups: int, head_width: int, tokens: int) -> bool:
@@ -46,7 +46,7 @@ class TiedLRKV(LRKV):
         return VALUE * H * (R / 2 + K) > saved
 
     def cache_values(self, model: ModelShape) -> int:
-        return model.head_width + self.groups(model) * self.rank
+        return model.head_width + self.key_heads(model) * self.rank
 
     def cache_padding_values(self, model: ModelShape) -> int:
         return super().cache_padding_values(model) // 2
