@@ -113,30 +113,29 @@ class LatentAttention(Attention):
         if self.key_bias is not None:
             latent_BTC = with_one(latent_BTC)
         if self.rope == "full" and self.config.qk_norm:
-            k_BTGK = self._keys(latent_BTC, private_BTGR)
+            k_BTGK = self._raised(latent_BTC, private_BTGR, "key")
             norm_BGT = inverse_rms(k_BTGK, self.config.norm_eps).swapaxes(1, 2)
         if self.rope == "decoupled":
             rope_key_BTP = latent_BTC[..., :0]
             if self.rope_key is not None:
-                rope_key_BTP = product(x_BTD, self, "rope_key")
-                rope_key_BTP = self.normed(self._rotated_for_all(rope_key_BTP, positions_BT))
+                rope_key_BT1P = product(x_BTD, self, "rope_key")[:, :, None]
+                rope_key_BTP = self.normed(self.rotated(rope_key_BT1P, positions_BT))[:, :, 0]
         return LatentCache(latent_BTC, rope_key_BTP, norm_BGT, private_BTGR)
 
     def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None, first_B1=0):
-        q_BTHP = q_BTHR = rotation = private = None
+        q_BTHP = q_BTHR = up_key_GRK = rotation = private = None
         C = cache.latent_BSC.shape[-1]
         if self.rope == "full":
             up_key_CGK = gained(self._up_of("key"), self.key_gain)
             rotation = Rotation(angles, up_key_CGK, cache.inverse_norm_BGS)
             query = self.turned_back(query, first_B1)
+            if self.rank:
+                up_key_GRK = gained(self.private_key[...], self.key_gain)
         else:
             q_BTHK, q_BTHP = query
             query, q_BTHR = self._lowered(q_BTHK)
-        if self.rank and self.rope == "full":
-            up_key_GRK = gained(self.private_key[...], self.key_gain)
-            private = Private(cache.private_BSGR, up_key_GRK=up_key_GRK)
-        elif self.rank:
-            private = Private(cache.private_BSGR, q_BTHR)
+        if self.rank:
+            private = Private(cache.private_BSGR, q_BTHR, up_key_GRK)
         mean_BTHX, lse_BTH = latent_decode(
             query, q_BTHP, cache.latent_BSC, cache.rope_key_BSP, rotation, private,
             lengths_of(positions_BT - first_B1), scale=self.scale, pages_BN=pages_BN,
@@ -145,21 +144,19 @@ class LatentAttention(Attention):
         )  # fmt: skip
         mean_BTHX = mean_BTHX.astype(query.dtype)
         own_BTHR = mean_BTHX[..., C:] if self.rank else None
-        return self._values(mean_BTHX[..., :C], own_BTHR, of_heads=True), lse_BTH
+        return self._raised(mean_BTHX[..., :C], own_BTHR, "value", of_heads=True), lse_BTH
 
     def materialize_kv(self, cache, positions_BT):
         latents = cache.latent_BSC, cache.private_BSGR
-        if self.rank:
-            latents = cache.latent_BSC, cache.private_BSGR[..., : self.rank]
-        v_BSGK = self._values(*latents)
-        k_BSGK = self._keys(*latents)
+        k_BSGK, v_BSGK = (self._raised(*latents, name) for name in ("key", "value"))
         if self.rope == "full":
             k_BSGK = self.rotated(gained(k_BSGK, self.key_gain), positions_BT)
             if cache.inverse_norm_BGS is not None:
                 norm_BSG1 = cache.inverse_norm_BGS.swapaxes(1, 2)[..., None]
                 k_BSGK = (k_BSGK * norm_BSG1).astype(v_BSGK.dtype)
             return k_BSGK, v_BSGK
-        rope_BSGP = self._to_heads(cache.rope_key_BSP, v_BSGK)
+        rope_BS1P = cache.rope_key_BSP[:, :, None]
+        rope_BSGP = jnp.broadcast_to(rope_BS1P, (*k_BSGK.shape[:3], rope_BS1P.shape[-1]))
         return jnp.concatenate([k_BSGK, rope_BSGP], axis=-1), v_BSGK
 
     def expand_query(self, query, positions_BT):
@@ -176,8 +173,9 @@ class LatentAttention(Attention):
             return super().attend_full(x_BTD, positions_BT, attend)
         new = self.new_kv(x_BTD, positions_BT)
         latents = new.latent_BSC, new.private_BSGR
-        k_BTGK = self.norm_and_rope(self._keys(*latents), positions_BT, self.key_gain)
-        return attend(self.queries(x_BTD, positions_BT), k_BTGK, self._values(*latents))
+        k_BTGK, v_BTGK = (self._raised(*latents, name) for name in ("key", "value"))
+        k_BTGK = self.norm_and_rope(k_BTGK, positions_BT, self.key_gain)
+        return attend(self.queries(x_BTD, positions_BT), k_BTGK, v_BTGK)
 
     def cache_shapes(self, batch, length, dtype):
         entry = self.config.attention
@@ -223,15 +221,11 @@ class LatentAttention(Attention):
             return latent
         return rms_norm(latent, self.config.norm_eps)
 
-    def _keys(self, latent_BTC, private_BTGR):
-        """Each group's keys before rotation and norm."""
-        return self._raised(latent_BTC, private_BTGR, "key")
-
-    def _values(self, latent, private, *, of_heads=False):
-        """Each group's values; or each head's mean value from its mean latents, [B, T, H, C]."""
-        return self._raised(latent, private, "value", of_heads=of_heads)
-
     def _raised(self, latent, private, name, *, of_heads=False):
+        """Each group's keys before rotation and norm, or its values, from latents.
+
+        Or each head's mean value from its mean latents, [B, T, H, C].
+        """
         up_CGK = self._up_of(name).astype(latent.dtype)
         if latent.shape[-1] > len(up_CGK):  # values have no bias
             latent = latent[..., : len(up_CGK)]
@@ -251,11 +245,3 @@ class LatentAttention(Attention):
         if name == "value" or self.key_bias is None:
             return up_CGK
         return jnp.concatenate([up_CGK, self.key_bias[...][None]])
-
-    def _rotated_for_all(self, key_BTW, positions_BT):
-        """A key that all heads share, rotated."""
-        return self.rotated(key_BTW[:, :, None], positions_BT)[:, :, 0]
-
-    def _to_heads(self, key_BSW, v_BSGK):
-        """A key that all heads share, for each of the values' heads."""
-        return jnp.broadcast_to(key_BSW[:, :, None], (*v_BSGK.shape[:3], key_BSW.shape[-1]))
