@@ -9,7 +9,6 @@ kernel in Pallas's interpreter, on a CPU, for tests, and is not checked. It need
 
 import functools
 import logging
-from typing import Any, NamedTuple
 
 import jax
 
@@ -22,40 +21,31 @@ _log = logging.getLogger("lrkv_jax.kernels")
 _choices: dict[str, str] = {}
 
 
-class Kernel(NamedTuple):
-    """A decode kernel's name and two implementations.
+def run(name, xla, mosaic, found, arrays, axes, lengths_B, *, scale, impl, window, **own):
+    """Run the implementation of a decode kernel that `choose` takes.
 
     They are called as `xla(*arrays, lengths, scale)` and `mosaic(plan, *arrays, lengths, scale,
-    interpret)`. The last of `arrays` is the page table or None.
+    interpret)`. The last of `arrays` is the page table or None. `found` is (plan, None), or (None,
+    the reason why `mosaic` cannot take the arrays); `axes` has the letters of the arrays' axes.
+    Where there is a page table ("BN"), arrays with both B and S are pools, of pages and their
+    slots. `window` and `own` go to `xla` alone; in the check of the kernel these options have their
+    defaults.
     """
+    plan, unsupported_reason = found
+    if window is not None:
+        unsupported_reason = "it reads no windows"
+    parts = jax.tree.leaves(arrays, is_leaf=lambda part: isinstance(part, Int8Rows))
+    if any(isinstance(part, Int8Rows) for part in parts):
+        unsupported_reason = "it reads no int8 cache"
 
-    name: str
-    xla: Any
-    mosaic: Any
+    def failure_reason():
+        call = kernel_check.KernelCall.of(mosaic, xla, plan, axes, arrays, scale)
+        return kernel_check.failure_reason(call)
 
-    def __call__(self, found, arrays, axes, lengths_B, *, scale, impl, window=None, **own):
-        """Run the implementation that `choose` takes.
-
-        `found` is (plan, None), or (None, the reason why `mosaic` cannot take the arrays); `axes`
-        has the letters of the arrays' axes. Where there is a page table ("BN"), arrays with both B
-        and S are pools, of pages and their slots. `own` goes to `xla` alone; in the
-        check of the kernel these options have their defaults.
-        """
-        plan, unsupported_reason = found
-        if window is not None:
-            own["window"], unsupported_reason = window, "it reads no windows"
-        parts = jax.tree.leaves(arrays, is_leaf=lambda part: isinstance(part, Int8Rows))
-        if any(isinstance(part, Int8Rows) for part in parts):
-            unsupported_reason = "it reads no int8 cache"
-
-        def failure_reason():
-            call = kernel_check.KernelCall.of(self.mosaic, self.xla, plan, axes, arrays, scale)
-            return kernel_check.failure_reason(call)
-
-        chosen = choose(self.name, impl, unsupported_reason, failure_reason)
-        if chosen == "xla":
-            return self.xla(*arrays, lengths_B, scale, **own)
-        return self.mosaic(plan, *arrays, lengths_B, scale, chosen == "interpret")
+    chosen = choose(name, impl, unsupported_reason, failure_reason)
+    if chosen == "xla":
+        return xla(*arrays, lengths_B, scale, window=window, **own)
+    return mosaic(plan, *arrays, lengths_B, scale, chosen == "interpret")
 
 
 def choose(kernel, impl, unsupported_reason, failure_reason):

@@ -41,8 +41,10 @@ def grouped_decode(
     """
     arrays, axes = (q_BTHK, k_BSGK, v_BSGK, pages_BN), ("BTHK", "BSGK", "BSGK", "BN")
     found = _plan(q_BTHK, k_BSGK, pages_BN, impl)
-    kernel = dispatch.Kernel("grouped_decode", _xla, _mosaic)
-    return kernel(found, arrays, axes, lengths_B, scale=scale, window=window, impl=impl)
+    return dispatch.run(
+        "grouped_decode", _xla, _mosaic, found, arrays, axes, lengths_B,
+        scale=scale, impl=impl, window=window,
+    )  # fmt: skip
 
 
 def _plan(q_BTHK, k_BSGK, pages_BN, impl):

@@ -93,10 +93,9 @@ def latent_decode(
     axes = (
         "BTHX", "BTHP", "BSC", "BSP", rotation and ROTATION_AXES, private and PRIVATE_AXES, "BN"
     )  # fmt: skip
-    kernel = dispatch.Kernel("latent_decode", _xla, _mosaic)
-    return kernel(
-        _plan(*arrays, impl), arrays, axes, lengths_B,
-        scale=scale, window=window, impl=impl, frequencies_J=frequencies_J,
+    return dispatch.run(
+        "latent_decode", _xla, _mosaic, _plan(*arrays, impl), arrays, axes, lengths_B,
+        scale=scale, impl=impl, window=window, frequencies_J=frequencies_J,
     )  # fmt: skip
 
 

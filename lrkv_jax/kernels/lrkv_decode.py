@@ -89,10 +89,9 @@ def lrkv_decode(
     residual = residual and residual.padded()
     arrays = (q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_BN)
     axes = ("BTHK", "BSK", "BSK", residual and RESIDUAL_AXES, "BGS", "BN")
-    kernel = dispatch.Kernel("lrkv_decode", _xla, _mosaic)
-    return kernel(
-        _plan(*arrays, impl), arrays, axes, lengths_B,
-        scale=scale, window=window, impl=impl, frequencies_J=frequencies_J,
+    return dispatch.run(
+        "lrkv_decode", _xla, _mosaic, _plan(*arrays, impl), arrays, axes, lengths_B,
+        scale=scale, impl=impl, window=window, frequencies_J=frequencies_J,
     )  # fmt: skip
 
 
