@@ -34,7 +34,10 @@ from lrkv_jax.kernels.angles import frequencies as unscaled
 def frequencies(width: int, base: float, scaling: RopeScaling | None = None) -> tuple[float, ...]:
     """The angle per position of each of the J = width // 2 pairs, in float64."""
     plain = unscaled(width, base)
-    return plain if scaling is None else tuple(plain * _stretch(width, base, scaling))
+    if scaling is None:
+        return plain
+    kept_J = np.clip(_kept(width, base, scaling), 0, 1)
+    return tuple(plain * (kept_J + (1 - kept_J) / scaling.factor))
 
 
 def rope_angles(
@@ -97,12 +100,6 @@ def logit_factor(scaling: RopeScaling | None) -> float:
     if scaling.mscale is None or scaling.mscale_all_dim is None:
         return grown(1.0) ** 2
     return (grown(scaling.mscale) / grown(scaling.mscale_all_dim)) ** 2
-
-
-def _stretch(width: int, base: float, scaling: RopeScaling) -> Float[np.ndarray, "J"]:
-    """The factor of each pair's frequency, in float64."""
-    kept_J = np.clip(_kept(width, base, scaling), 0, 1)
-    return kept_J + (1 - kept_J) / scaling.factor
 
 
 def _kept(width, base, scaling):
