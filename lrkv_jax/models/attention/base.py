@@ -309,15 +309,14 @@ class Attention(nnx.Module):
     def _check(self, cache, batch):
         """Raise `LrkvError` unless this layer makes such caches for `batch` sequences, or a pool
         like this one for None."""
-        if batch is None:
-            batch = next(array for array in vars(cache).values() if array is not None).shape[0]
-        own = self.stored_shapes(batch, 1, jnp.float32)
+        own = self.stored_shapes(1, 1, jnp.float32)
         if type(cache) is not type(own):
             raise LrkvError(
                 f"the cache is a {type(cache).__name__}, and this layer's is a "
                 f"{type(own).__name__}: make it with this model's init_cache"
             )
         first = next(array for array in vars(cache).values() if array is not None)
+        batch = first.shape[0] if batch is None else batch
         for name, leaf in vars(self.stored_shapes(batch, slots_of(cache), first.dtype)).items():
             ours, theirs = map(_shape, (leaf, vars(cache)[name]))
             if ours != theirs or not jnp.issubdtype(first.dtype, jnp.floating):
