@@ -240,11 +240,6 @@ def _gathered[M: nnx.Module](module: M, dtype: jnp.dtype) -> M:
     return jax.tree.unflatten(tree, manual_sharding.gathered(shards, axes, dtype))
 
 
-def abstract_model(config: ModelConfig) -> Transformer:
-    """The model with shapes instead of arrays; nothing is allocated."""
-    return nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
-
-
 # A model's parameters as a nested dict of arrays.
 parameters = weights_of
 
@@ -273,5 +268,5 @@ def specs(config: ModelConfig) -> Any:
 @lru_cache
 def _shape_of(config: ModelConfig) -> tuple[Any, Any, Any]:
     """The model's structure, the shapes of its parameters, and their `WeightSpec`s."""
-    model = abstract_model(config)
+    model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
     return jax.tree.structure(model), parameters(model), weight_specs(model)

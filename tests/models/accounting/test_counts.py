@@ -16,12 +16,7 @@ from lrkv_jax.models.accounting import counts as accounting
 from lrkv_jax.models.accounting.serving import attention_flops, serving
 from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA
 from lrkv_jax.models.attention.cache import in_int8
-from lrkv_jax.models.transformer import (
-    abstract_model,
-    abstract_parameters,
-    parameters,
-    with_parameters,
-)
+from lrkv_jax.models.transformer import abstract_parameters, with_parameters
 
 
 def config_of(scale, variant, *overrides):
@@ -38,8 +33,8 @@ def test_counts_equal_the_model(name):
     more = {"layers": 3, "width": 23, "norm_gain": True, "gated": True}
     whole = ALL[name].rotates_full_keys
     model = small(ALL[name], qk_gain=whole, qkv_bias=whole, tied_head=whole, **more)
-    real = abstract_model(model)
-    params = parameters(real)
+    params = abstract_parameters(model)
+    real = with_parameters(model, params)
     counts = accounting.parameter_counts(model)
     attention = params["blocks"]["attention"]
     vectors = {"query_gain", "key_gain", "query_bias", "key_bias", "output_bias"}
