@@ -143,7 +143,10 @@ class LowRankAttention(Attention):
 
     def attend_full(self, x_BTD, positions_BT, attend):
         q_BTHW = self.expand_query(self.queries(x_BTD, positions_BT), positions_BT)
-        whole, formed = self.rank and not self._in_latents, self.rank and self._forms_weights(x_BTD)
+        whole, formed = self.rank and not self._in_latents, False
+        if self.rank:  # by the entry's rule, of this device's tokens and residuals
+            (B, T, D), (G, _, K) = x_BTD.shape, self.key_up.shape
+            formed = self.config.attention.forms_weights(D, G, K, B * T)
         k_BTGK = None
         if whole and formed:
             k_BTGK = biased(self._with_whole_weights(x_BTD, "key"), self.key_bias)
@@ -205,8 +208,6 @@ class LowRankAttention(Attention):
     @property
     def _up_of_normed_keys(self):
         """B^K behind the norm, with the gain of keys."""
-        if self.key_gain is None:
-            return self._up_of_keys
         return gained(self._up_of_keys[...], self.key_gain)
 
     def _latent(self, q_BTHK, positions_BT):
@@ -255,14 +256,6 @@ class LowRankAttention(Attention):
         up_GRK = up[...].astype(latent_BTGR.dtype)
         latent_BTGR = latent_BTGR[..., : up_GRK.shape[1]]
         return jnp.einsum("BTGR,GRK->BTGK", latent_BTGR, up_GRK)
-
-    def _forms_weights(self, x_BTD):
-        """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
-
-        By the entry's rule, of this device's tokens and residuals.
-        """
-        (B, T, D), (G, _, K) = x_BTD.shape, self.key_up[...].shape
-        return self.config.attention.forms_weights(D, G, K, B * T)
 
     def _with_whole_weights(self, x_BTD, name):
         """Keys or values of each residual, unrotated, as x (W_shared + U_g B_gᵀ): [B, T, G, K]."""
