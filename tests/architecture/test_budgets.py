@@ -20,13 +20,13 @@ PLAN = {
 }  # fmt: skip
 # The lines that each package may have.
 BUDGET = {
-    "config": 1787, "models": 3344, "kernels": 3104, "optim": 485, "distributed": 1490,
-    "training": 3064, "data": 3311, "inference": 3304, "serving": 1924, "evaluation": 1540,
-    "interop": 2320, "cli": 1702, "lab": 8193, "": 232,
+    "config": 1755, "models": 3275, "kernels": 3094, "optim": 482, "distributed": 1487,
+    "training": 3064, "data": 3289, "inference": 3308, "serving": 1924, "evaluation": 1517,
+    "interop": 2327, "cli": 1693, "lab": 8042, "": 232,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_676, 3_842, 800
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_709, 3_839, 800
 
 
 def lines_of(path):
