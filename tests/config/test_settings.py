@@ -69,7 +69,7 @@ def test_the_list_and_the_page_have_every_setting_with_its_role_and_description(
 
 @pytest.mark.parametrize("verb", ["train", "sweep"])
 def test_a_typo_is_named_before_anything_heavy_is_imported(verb):
-    """REVIEW A17: it took 3.3 CPU seconds, since the loop was imported first."""
+    """It took 3.3 CPU seconds, since the loop was imported first."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "lrkv_jax.cli", verb, "quickstart", "typo=1"]
     ended = subprocess.run(command, capture_output=True, text=True)

@@ -92,7 +92,7 @@ def test_an_option_that_this_xla_does_not_know_is_one_line(mesh, monkeypatch):
 
 
 def test_without_a_home_directory_programs_are_not_kept(settings, monkeypatch, capsys):
-    """A12: a container with any uid, and no HOME or entry in passwd."""
+    """A container with any uid, and no HOME or entry in passwd."""
     jax.config.update("jax_compilation_cache_dir", None)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME")

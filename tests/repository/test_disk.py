@@ -32,7 +32,7 @@ def test_a_file_is_replaced_whole_or_not_at_all_and_keeps_its_mode(tmp_path, mon
 
 
 def test_two_writers_of_one_file_share_no_temporary_name(tmp_path, monkeypatch):
-    """A21: the second moved the first one's file away, and the first raised FileNotFoundError."""
+    """The second moved the first one's file away, and the first raised FileNotFoundError."""
     path, replace = tmp_path / "out.json", Path.replace
 
     def overtaken(fresh, target):
@@ -52,7 +52,6 @@ def test_a_name_of_as_many_bytes_as_a_file_may_have_is_written(tmp_path):
 
 
 def test_a_link_stays_a_link(tmp_path):
-    """A4."""
     (tmp_path / "data").mkdir()
     link = tmp_path / "out"
     link.symlink_to("data/real")
@@ -64,7 +63,7 @@ def test_a_link_stays_a_link(tmp_path):
 
 @pytest.mark.parametrize("through", ["pipe", "link"])
 def test_what_is_no_file_is_written_through(tmp_path, through):
-    """A4: as root in a container, /dev/null itself was replaced by a file. A pipe stands for it."""
+    """As root in a container, /dev/null itself was replaced by a file. A pipe stands for it."""
     pipe, read = tmp_path / "pipe", []
     os.mkfifo(pipe)
     (tmp_path / "link").symlink_to("pipe")
@@ -77,7 +76,7 @@ def test_what_is_no_file_is_written_through(tmp_path, through):
 
 
 def test_text_that_utf8_has_no_bytes_for_is_escaped_as_in_json(tmp_path):
-    """A10: it was a UnicodeEncodeError, after hours of decoding."""
+    """It was a UnicodeEncodeError, after hours of decoding."""
     files.write(tmp_path / "x", json.dumps({"text": LONE}, ensure_ascii=False))
     data = (tmp_path / "x").read_bytes()
     assert b"\\ud800" in data and "é".encode() in data

@@ -56,7 +56,7 @@ def test_a_run_stopped_half_way_goes_on_bit_for_bit(tiny, whole):
     terminal = Console(file=io.StringIO(), force_terminal=True, width=200)
     stopped = train(half, until=3, stopping=stopping, console=terminal, **ONE)
     assert (stopped.step, stopped.finished, stopped.stopped) == (3, False, False)
-    shown = terminal.file.getvalue()  # A19: "compiling" came after "compiled in"
+    shown = terminal.file.getvalue()  # "compiling" came after "compiled in"
     assert "making the parameters ..." in shown and "restoring" not in shown
     assert -1 < shown.find("compiling ...") < shown.find("compiled in")
     # What TensorBoard's profile tab reads, of this start's steps alone.

@@ -35,7 +35,6 @@ def test_an_output_that_is_full_ends_nothing(terminal):
 
 
 def test_characters_that_the_output_cannot_encode_are_escaped():
-    """A10."""
     raw = io.BytesIO()
     with ProgressDisplay(
         Console(file=io.TextIOWrapper(raw, "latin-1")), WatchdogConfig(), Processes()

@@ -70,7 +70,7 @@ def test_a_run_is_done_when_its_last_step_was_evaluated_on_all_that_was_asked(tm
     ]  # fmt: skip
     assert states[3].evaluation["bpb"]["bits_per_byte"] == 2.0
     assert state_of(points[3], ["bpb", "agreement"]).name == "begun"
-    for garbled in ("", "[]", "[" * 100_000, "{}", "\x00" * 9):  # A11: it was a traceback
+    for garbled in ("", "[]", "[" * 100_000, "{}", "\x00" * 9):  # it was a traceback
         (points[3].directory / "evaluation.json").write_text(garbled)
         assert state_of(points[3], ["bpb"]).name == "begun"
 

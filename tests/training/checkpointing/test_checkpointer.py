@@ -30,7 +30,7 @@ ABSTRACT = jax.tree.map(
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):
-    """A21: a validation loss of NaN, once the first of those kept, stayed the best for ever."""
+    """A validation loss of NaN, once the first of those kept, stayed the best for ever."""
     losses = [float("nan"), 1.0, 3.0, 2.5, None]
     with Checkpointer(tmp_path / "c", max_to_keep=2) as checkpoints:
         for step, loss in enumerate(losses, 1):
@@ -41,7 +41,6 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
 
 
 def test_a_step_that_a_training_run_deletes_meanwhile_is_not_damage(tmp_path, monkeypatch):
-    """A21."""
     with Checkpointer(tmp_path / "c", warn=pytest.fail) as checkpoints:
         for step in (1, 2):
             checkpoints.save(step, SMALL, {})
@@ -79,7 +78,7 @@ def test_a_save_that_orbax_could_not_read_has_failed(tmp_path):
 
 
 def test_what_a_failed_save_goes_on_writing_is_removed(tmp_path, monkeypatch):
-    """A21: on a full disk, Orbax's threads write on when the save has failed; it was left there."""
+    """On a full disk, Orbax's threads write on when the save has failed; it was left there."""
     full = Mock(side_effect=OSError(28, "No space left on device"))
     directory, save = tmp_path / "c", ocp.save_checkpointables_async
     late = directory / ".saving-1.orbax-checkpoint-tmp" / "params"
@@ -174,7 +173,7 @@ def run(pristine, tmp_path):
 
 
 def test_a_step_that_is_deleted_while_it_is_looked_at_is_not_damaged(run, monkeypatch):
-    """A21: `list` and `verify` said DAMAGED while a training run deleted old steps."""
+    """`list` and `verify` said DAMAGED while a training run deleted old steps."""
     first, *_ = entries(run)
     layout.delete(first.path)
     layout.delete(first.path)  # nor is it an error that another has deleted it

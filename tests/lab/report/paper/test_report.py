@@ -50,7 +50,7 @@ class Sixth(MQA):
 
 
 def test_a_run_of_a_sixth_kind_passes_through_every_table_and_figure():
-    """A18: five names stood in Table 1, in the paper's scales and in the order of runs."""
+    """Five names stood in Table 1, in the paper's scales and in the order of runs."""
     runs = [planted("mha", [4.0 + 0.01 * seed, 3.0], seed=seed) for seed in range(2)]
     for seed in range(2):
         run = planted("mqa", [4.1 + 0.01 * seed, 3.1], seed=seed, path=f"/planted/6-{seed}")
