@@ -26,7 +26,7 @@ BUDGET = {
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_709, 3_839, 800
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_715, 3_839, 800
 
 
 def lines_of(path):
