@@ -149,10 +149,15 @@ class Diversity:
     uncentred: Spectrum
     centred: Spectrum
 
+    @property
+    def mean_off_diagonal(self) -> float | None:
+        """The mean cosine of two different heads."""
+        return mean_off_diagonal(self.gram_HH)
+
     def summary(self) -> dict[str, Any]:
         """The numbers, without the curves."""
         return {
-            "mean_off_diagonal": mean_off_diagonal(self.gram_HH),
+            "mean_off_diagonal": self.mean_off_diagonal,
             "uncentred": self.uncentred.summary(),
             "centred": self.centred.summary(),
         }
@@ -160,7 +165,7 @@ class Diversity:
     def as_dict(self) -> dict[str, Any]:
         return {
             "gram": self.gram_HH.tolist(),
-            "mean_off_diagonal": mean_off_diagonal(self.gram_HH),
+            "mean_off_diagonal": self.mean_off_diagonal,
             "uncentred": self.uncentred.as_dict(),
             "centred": self.centred.as_dict(),
         }
