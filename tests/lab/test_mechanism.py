@@ -61,25 +61,25 @@ def test_the_page_is_what_the_kept_runs_give(pages, tmp_path):
 def test_of_the_runs_of_a_quarter_the_page_says_what_survives_on_both_splits(pages):
     page = (EXPERIMENTS.parent / "docs/results.md").read_text()
 
-    def to_mha(part, split):
-        def loss(run):
-            return pages.design.bits_per_byte(run["documents"][split])
-
+    def to_mha(part):
         every = pages.runs.kept(EXPERIMENTS / "results/mechanism" / part.runs)
         short = [r for r in every if r["steps"] == part.rate_steps and r["rate"] == 0.01]
-        found = pages.values_of(part, short, loss)
-        return pages.to_mha({name: values for name, values in found.items() if values})
+        for split in ("tune", "test"):
+            losses = {}
+            for run in short:
+                bits = pages.design.bits_per_byte(run["documents"][split])
+                losses.setdefault(run["variant"], {})[run["seed"]] = bits
+            yield pages.to_mha(losses)
 
-    tune, test = (to_mha(pages.design.FACTORIAL, split) for split in ("tune", "test"))
+    tune, test = to_mha(pages.design.FACTORIAL)
     below = [v for v in tune if tune[v].verdict == test[v].verdict == "lower"]
     assert below == ["lrkv_latent"]
     for name in ("lrkv_latent", "both"):
         assert f"{tune[name].p:.2g} on `tune`, {test[name].p:.2g} on `test`" in page
-    for split in ("tune", "test"):
-        shared = to_mha(pages.design.SIZE, split)["shared"].difference
-        assert f"a shared path is again {-shared:.3f} below" in page
-        hybrids = to_mha(pages.design.HYBRIDS, split).values()
-        assert len(hybrids) == 4 and max(abs(one.difference) for one in hybrids) < 0.001
+    for found in to_mha(pages.design.SIZE):
+        assert f"a shared path is again {-found['shared'].difference:.3f} below" in page
+    for found in to_mha(pages.design.HYBRIDS):
+        assert len(found) == 4 and max(abs(one.difference) for one in found.values()) < 0.001
 
 
 def test_a_token_can_be_copied_if_it_followed_the_same_token_before(pages):
