@@ -72,7 +72,7 @@ def evaluate(
     chosen, settings = questions_of(config, tasks, settings)
     if not isinstance(run, TrainedRun):
         run = load_run(run, step=step, overrides=overrides)
-    elif step is not None or overrides:
+    elif run.directory is None or step is not None or overrides:
         raise LrkvError("step and overrides choose what load_run reads: give it them")
     batch = batch or run.config.train.global_batch_size
     report = run.directory / "evaluation.json"
