@@ -153,12 +153,11 @@ def joint(
     scaled = [w * y / np.linalg.norm(y) for w, y in zip(factors, read, strict=True)]
     Y_GMN = np.concatenate(scaled, axis=2)
     S_MC, own_GMR = _span_and_own(Y_GMN, width, rank)
-    return Joint(
-        reduced.back_DM @ S_MC,
-        tuple(S_MC.T @ part for part in reduced.parts),
-        reduced.back_DM @ own_GMR,
-        tuple(own_GMR.swapaxes(1, 2) @ part for part in reduced.parts),
-    )
+    up = tuple(S_MC.T @ part for part in reduced.parts)
+    # Where the latent leaves fewer than R directions, the others of `own` lie in its span.
+    left = (part - S_MC @ of_all for part, of_all in zip(reduced.parts, up, strict=True))
+    own_up = tuple(own_GMR.swapaxes(1, 2) @ part for part in left)
+    return Joint(reduced.back_DM @ S_MC, up, reduced.back_DM @ own_GMR, own_up)
 
 
 @dataclass(frozen=True)

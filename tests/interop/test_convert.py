@@ -84,7 +84,7 @@ FULL_MLA = {"rope": "full", "latent_norm": False}
             {"qk_norm": False, "qkv_bias": True},
             LRKV(rank=HEAD_WIDTH, kv_heads=4, rope="full"),
         ),
-        (LRKV(rank=3, rope="full"), {}, MLA(kv_lora_rank=24, **FULL_MLA)),
+        (LRKV(rank=3, rope="full"), {}, MLA(kv_lora_rank=22, rank=8, **FULL_MLA)),
     ],
     ids=["gqa-lrkv-gain", "mha-mla-rank", "gqa-lrkv-bias", "more-heads-bias", "lrkv-mla"],
 )
