@@ -141,6 +141,8 @@ def _source(model: ModelConfig, source: str | Path) -> AttentionConfig:
 
 def _asked(config: RunConfig, old: AttentionConfig, settings: Sequence[str]) -> RunConfig:
     """The run's configuration with another attention, checked as any other and for what fits it."""
+    if strange := [one for one in settings if not one.startswith(("attention=", "attention."))]:
+        raise LrkvError(f"{strange[0]}: a conversion changes attention alone: leave it out")
     if not any(one.startswith("attention=") for one in settings):
         raise LrkvError("no attention=KIND is given: use attention=lrkv or attention=mla")
     groups = old.key_heads(config.model)

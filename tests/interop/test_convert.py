@@ -138,6 +138,7 @@ def test_widths_are_chosen_for_a_share_of_the_cache_by_their_errors(runs, text, 
     [
         ("mha", ["attention.rank=4"], "no attention=KIND is given: use attention=lrkv"),
         ("mha", ["attention=gqa"], "attention = gqa is not a variant"),
+        ("mha", ["attention=mla", "model.width=48"], "model.width=48: a conversion changes attent"),
         ("mha", ["attention=lrkv", "attention.rank=9"], "attention.rank = 9 is larger than"),
         ("mha", ["attention=lrkv", "attention.rope=latent"], "keys are rotated whole and linear"),
         ("mla", ["attention=lrkv"], "is MLA-32: convert a run of MHA, GQA, MQA, or LRKV in rope"),
