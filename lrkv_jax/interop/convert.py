@@ -296,7 +296,12 @@ def _within(
         return cache_allocated_bytes_per_token(one.model) <= share * own
 
     most = narrowed(settings).model
-    if most.attention.name == "mla":
+    mla = most.attention.name == "mla"
+    chosen = ("kv_lora_rank",) if mla else ("rank", "rank_key", "rank_value")
+    for setting in settings:
+        if setting.partition("=")[0].removeprefix("attention.") in chosen:
+            raise LrkvError(f"{setting}: --bytes chooses that: leave one of them out")
+    if mla:
         widths = range(SMALLEST, _widest(most) + 1, 8)
         found = [one for C in widths if fits_in(one := of(kv_lora_rank=C))]
         tried = found[-1:]
