@@ -88,36 +88,35 @@ def convert(
 
     Raises `LrkvError`, and leaves no run, where such a run cannot be converted so.
     """
-    files.check_writable(directory)
-    run = load_run(source, step=step)
-    config, model = run.config, run.config.model
-    old = _source(model, source)
-    new_config = _asked(config, old, settings)
-    context = context or min(CONTEXT, config.train.seq_len)
-    found = texts(names, config, run.tokenizer, context=context, learnt=tokens, heldout=heldout)
-    learnt = list(found)
-    how = BatchFormat.of(config, run.tokenizer.bos)
-    rows_NU = np.concatenate([text.learnt_NU for text in learnt])
-    seen: Iterable[Calibration] = calibrations(model, run.params, rows_NU, how)
-    if share is not None:
-        seen = list(_counted(seen, "reading", model.layers, progress))
-        narrowed = partial(_asked, config, old)
-        new_config = _within(narrowed, settings, run, seen, share, progress)
-    new = new_config.model
-    counted = _counted(seen, "fitting", model.layers, progress)
-    of_layers = zip(heads_of(model, run.params), counted, strict=True)
-    fitted = [
-        fit_layer(new, layer, heads, calibration, biases)
-        for layer, ((heads, biases), calibration) in enumerate(of_layers)
-    ]
-    params = fitted_parameters(new, run.params, fitted, run.mesh)
-    models = run, replace(run, config=new_config, params=params)
-    before, after = (losses(learnt, one) for one in _counted(models, "loss", 2, progress))
-    loss = {name: {"before": before[name], "after": after[name]} for name in before}
-    report = _report(source, run.step, model, new, fitted, loss, len(rows_NU) * context)
-    variants = {new_config.attention: new.attention}
-    changed = {"variants": variants, "run_dir": str(directory), "init_from": None}
     with files.whole_folder(directory) as fresh:
+        run = load_run(source, step=step)
+        config, model = run.config, run.config.model
+        old = _source(model, source)
+        new_config = _asked(config, old, settings)
+        context = context or min(CONTEXT, config.train.seq_len)
+        found = texts(names, config, run.tokenizer, context=context, learnt=tokens, heldout=heldout)
+        learnt = list(found)
+        how = BatchFormat.of(config, run.tokenizer.bos)
+        rows_NU = np.concatenate([text.learnt_NU for text in learnt])
+        seen: Iterable[Calibration] = calibrations(model, run.params, rows_NU, how)
+        if share is not None:
+            seen = list(_counted(seen, "reading", model.layers, progress))
+            narrowed = partial(_asked, config, old)
+            new_config = _within(narrowed, settings, run, seen, share, progress)
+        new = new_config.model
+        counted = _counted(seen, "fitting", model.layers, progress)
+        of_layers = zip(heads_of(model, run.params), counted, strict=True)
+        fitted = [
+            fit_layer(new, layer, heads, calibration, biases)
+            for layer, ((heads, biases), calibration) in enumerate(of_layers)
+        ]
+        params = fitted_parameters(new, run.params, fitted, run.mesh)
+        models = run, replace(run, config=new_config, params=params)
+        before, after = (losses(learnt, one) for one in _counted(models, "loss", 2, progress))
+        loss = {name: {"before": before[name], "after": after[name]} for name in before}
+        report = _report(source, run.step, model, new, fitted, loss, len(rows_NU) * context)
+        variants = {new_config.attention: new.attention}
+        changed = {"variants": variants, "run_dir": str(directory), "init_from": None}
         files.write_json(fresh / "conversion.json", report)
         write_run(fresh, directory, new_config.model_copy(update=changed), params, run.tokenizer)
     return report

@@ -52,21 +52,21 @@ def import_model(
 
     Raises `LrkvError`, and leaves no run, for a folder that is not such a model.
     """
-    folder = _found(source, Path(directory))
-    config_json = files.read_json(folder / "config.json", "fetch it again")
-    if config_json is None:
-        raise LrkvError(f"{folder} has no config.json: name the folder of a model")
-    config, one = _config(folder, config_json, Path(directory), overrides)
-    mesh = make_mesh(config.mesh)
-    stored = shards.read(folder)
-    tokenizer = foreign_tokenizer(str(folder), say)
-    if tokenizer.vocabulary > config.model.vocabulary:
-        raise LrkvError(
-            f"{folder / 'tokenizer.json'} has {tokenizer.vocabulary} ids, and the model "
-            f"{config.model.vocabulary}: it is another model's"
-        )
-    places = _checked(one, config.model, stored, folder)
     with files.whole_folder(directory) as fresh:
+        folder = _found(source, Path(directory))
+        config_json = files.read_json(folder / "config.json", "fetch it again")
+        if config_json is None:
+            raise LrkvError(f"{folder} has no config.json: name the folder of a model")
+        config, one = _config(folder, config_json, Path(directory), overrides)
+        mesh = make_mesh(config.mesh)
+        stored = shards.read(folder)
+        tokenizer = foreign_tokenizer(str(folder), say)
+        if tokenizer.vocabulary > config.model.vocabulary:
+            raise LrkvError(
+                f"{folder / 'tokenizer.json'} has {tokenizer.vocabulary} ids, and the model "
+                f"{config.model.vocabulary}: it is another model's"
+            )
+        places = _checked(one, config.model, stored, folder)
         (fresh / RUN_TOKENIZER).mkdir()
         for name in KEPT:
             if (folder / name).is_file():

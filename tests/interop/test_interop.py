@@ -75,6 +75,8 @@ def test_a_run_can_be_moved_and_used_from_another_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
     made = import_model("../hf", "run", say=lambda _: None)
     assert made.data.tokenizer == "run/tokenizer"
+    with pytest.raises(LrkvError, match="^run exists: name another"):
+        import_model("nobody/nothing", "run")  # said before anything is fetched
     before = load_run("run").ids("The Union")
     assert {50, 60} <= set(load_run("run").tokenizer.eos_token_ids)
     export("run", "../one")
