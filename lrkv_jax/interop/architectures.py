@@ -341,7 +341,7 @@ def of_model(model: ModelConfig, *, deepseek: bool = False) -> Architecture:
         ]
         if one.model_type in _WHOLE_HEADS and model.width % model.heads:
             wrong.append(f"model.width in multiples of model.heads = {model.heads}")
-        if scaling and scaling.kind == "yarn" and one.settings.get("qk_norm"):
+        if scaling and scaling.kind == "yarn" and one.model_type == "nanochat":
             wrong.append("no yarn")  # a norm after the rotation undoes its factor
         if deepseek and scaling and (scaling.kind != "yarn" or scaling.truncate is False):
             wrong.append("a truncated yarn, or no model.rope_scaling")
@@ -537,9 +537,10 @@ def _rope(config: dict[str, Any], one: Architecture) -> tuple[float, dict[str, A
         raise LrkvError(f"rope_theta = {_short(base)} is no base of rotation: fetch it again")
     if kind == "default":
         return float(base), None
-    own = isinstance(kind, str) and kind in OWN
-    if not own or (kind == "yarn" and one.model_type == "nanochat"):
-        raise LrkvError(f"rope scaling {_short(kind)} is unknown here: use {', '.join(OWN)}")
+    known = [name for name in OWN if name != "yarn" or one.model_type != "nanochat"]
+    if kind not in known:
+        shown = _short(kind)
+        raise LrkvError(f"rope scaling {shown} is not taken of {one.name}: use {', '.join(known)}")
     ours = {"kind": kind, "factor": settings.get("factor")}
     for name in OWN[kind]:
         if (value := settings.get(_ROPE.get(name, name))) is not None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.hf_folders import RECORDED, hf_folder, tokenizer_json, write
 from support.marks import quick
-from support.planted_models import FULL_MLA, IDS, LLAMA, configured, drawn, plant
+from support.planted_models import FULL_MLA, IDS, LLAMA, YARN, configured, drawn, plant
 
 from lrkv_jax.config import load_config
 from lrkv_jax.data.chat import ChatFormat
@@ -24,6 +24,7 @@ from lrkv_jax.training.restore import load_run
 
 pytestmark = pytest.mark.usefixtures("loaded_on_one_device")
 FULL, JOINT = "attention=lrkv", ("attention.rope=shared", "attention.latent_norm=joint")
+QWEN3 = (*LLAMA, "model.qk_norm=true", "model.qk_gain=true")
 
 
 @pytest.mark.parametrize("case", quick("llama-3.1", "nanochat", slow=RECORDED))
@@ -34,7 +35,7 @@ def test_an_imported_model_gives_the_logits_that_transformers_gave(case, tmp_pat
 
 
 ROUND_TRIPS = {
-    "lrkv-groups": (FULL, "attention.rank=3", "attention.kv_heads=2"),
+    "lrkv-groups": (FULL, "attention.rank=3", "attention.kv_heads=2", *QWEN3, YARN),
     "mla": (*FULL_MLA, "attention.rank=2", "attention.latent_norm=false"),
     "shards": ("attention=gqa", "model.tied_head=true", "model.qkv_bias=true", *LLAMA),
 }  # fmt: skip
@@ -105,6 +106,7 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
         ("latent", [], "attention.rope = latent, .*: use --as factored"),
         ("norms", [FULL, "model.embedding_norm=false"], "Chat.* needs model.embedding_norm=true"),
         ("joint", [FULL, *JOINT], "attention.rope = shared, .*: use --as deepseek"),
+        ("yarn", [FULL, YARN], "NanoChatForCausalLM needs no yarn;"),
         ("biases", [FULL, "model.qkv_bias=true"], "NanoChatForCausalLM needs model.qkv_bias=false"),
         ("window", [FULL, "model.window=8"], "model.window = 8: no class that is written has"),
         ("heads", [*LLAMA, "attention=mha", "model.heads=3"], "Llama.* needs .* model.heads = 3;"),
@@ -275,6 +277,7 @@ CASES = {
     "groups-three": (config(num_key_value_heads=3), "kv_heads"),
     "base-nan": (config(rope_parameters={"rope_theta": float("nan")}), "rope_"),
     "rope-list": (config(rope_parameters=[1]), "rope_parameters"),
+    "rope-yarn": (config(rope_parameters={"type": "yarn"}), "yarn is not taken of NanoChatForC"),
     "bias": (config(attention_bias=True), "attention_bias = True, and only False is taken"),
     "experts": (config(num_local_experts=8), "num_local_experts = 8: mixtures of experts"),
     "quantized": (config(quantization_config={"quant_method": "gptq"}), "gptq"),

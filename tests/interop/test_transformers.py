@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.planted_models import FULL_MLA, IDS, LLAMA, plant
+from support.planted_models import FULL_MLA, IDS, LLAMA, YARN, plant
 from support.torch_python import torch_pythons
 
 from lrkv_jax.data.chat import ChatFormat
@@ -35,12 +35,11 @@ DEEPSEEK = (
 )  # fmt: skip
 DEEPSEEK_GROUPS = "attention.kv_heads=2", "attention.rank_value=5"
 BIASED_GROUPS = ("attention.kv_heads=2", "model.qk_gain=true", BIASES)
-YARN = "model.rope_scaling={kind: yarn, factor: 4, original_context: 8, attention_factor: 1.3}"
 CASES = {
     "mha": ("NanoChatForCausalLM", "attention=mha"),
     "gqa-chat": ("NanoChatForCausalLM", "attention=gqa", "model.vocabulary=4224"),
     "mqa-llama": ("LlamaForCausalLM", "attention=mqa", "model.tied_head=true", *LLAMA),
-    "mha-qwen3": ("Qwen3ForCausalLM", "attention=mha", *LLAMA, "model.qk_norm=true", BIASES),
+    "mha-qwen3": ("Qwen3ForCausalLM", "attention=mha", *LLAMA, "model.qk_norm=true", BIASES, YARN),
     "gqa-arcee": ("ArceeForCausalLM", "attention=gqa", *LLAMA, "model.gated=false"),
     "gqa-llama": ("LlamaForCausalLM", "attention=gqa", *LLAMA, BIASES),
     "lrkv": ("NanoChatForCausalLM", FULL, "attention.rank=3"),

@@ -11,6 +11,8 @@ LLAMA = (
     "model.softcap=null", "model.gated=true", "model.activation=silu",
 )  # fmt: skip
 
+YARN = "model.rope_scaling={kind: yarn, factor: 4, original_context: 8, attention_factor: 1.3}"
+
 # MLA that rotates whole keys; `lrkv convert` also leaves out its norms of latents.
 FULL_MLA = ("attention=mla", "attention.rope=full", "attention.qk_rope_head_dim=0")
 
