@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def _write_file(path: Path, tensors: list[Tensor]) -> None:
         for tensor in tensors:
             array = np.ascontiguousarray(tensor.make(), tensor.dtype)
             assert array.shape == tensor.shape, (tensor.name, array.shape)
-            array.view(np.uint8).tofile(file) if array.ndim else file.write(array.tobytes())
+            array.view(np.uint8).tofile(file)
 
 
 def read(folder: Path) -> dict[str, Tensor]:
@@ -88,21 +89,21 @@ def read(folder: Path) -> dict[str, Tensor]:
 
     Raises `LrkvError` for a folder without tensors, a torn file and types that are not floats.
     """
-    single = (folder / SINGLE).is_file()  # an index next to it is left over
-    index = None if single else read_json(folder / INDEX, "fetch it again")
-    if index is None and not single:
+    if (folder / SINGLE).is_file():  # an index next to it is left over
+        return {tensor.name: tensor for tensor in _read_file(folder / SINGLE)}
+    listed = read_json(folder / INDEX, "fetch it again")
+    if listed is None:
         others = sorted(path.name for path in folder.glob("*.bin"))
         has = f"it has {others[0]}: convert it with transformers" if others else "fetch them"
         raise LrkvError(f"{folder} has no {SINGLE} and no {INDEX}: {has}")
-    where = index.get("weight_map") if index is not None else {}
+    where = listed.get("weight_map")
     if not isinstance(where, dict) or not all(map(_is_shard, where.values())):
         raise LrkvError(
             f"{folder / INDEX} has no weight_map from tensors to *.safetensors next to it: fetch "
             "it again"
         )
-    tensors: dict[str, Tensor] = {}
-    for name in sorted(set(where.values())) if index is not None else [SINGLE]:
-        tensors |= {tensor.name: tensor for tensor in _read_file(folder / name)}
+    names = sorted(set(where.values()))
+    tensors = {one.name: one for name in names for one in _read_file(folder / name)}
     if absent := sorted(set(where) - set(tensors)):
         raise LrkvError(f"{folder / INDEX} names {absent[0]}, which no file holds: fetch it again")
     return tensors
@@ -125,8 +126,8 @@ def _read_file(path: Path) -> Iterator[Tensor]:
             header = json.loads(file.read(length))
         header.pop("__metadata__", None)
         for name, entry in header.items():
-            dtype, shape = _dtype(path, name, entry["dtype"]), tuple(entry["shape"])
-            start, end = (8 + length + offset for offset in entry["data_offsets"])
+            dtype, shape = _dtype(path, name, entry["dtype"]), tuple(map(index, entry["shape"]))
+            start, end = (8 + length + index(offset) for offset in entry["data_offsets"])
             if math.prod(shape) * dtype.itemsize != end - start or not 8 <= start <= end <= size:
                 raise LrkvError(f"{path}: {name} is not where its bytes are: {_TORN}")
             yield Tensor(name, shape, dtype, partial(np.memmap, path, dtype, "r", start, shape))
