@@ -417,14 +417,7 @@ def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[
 
     Raises `LrkvError`, with the fix, for what cannot be such a model.
     """
-    experts = next((key for key in config if key in _EXPERTS and config[key]), None)
-    if experts is not None:
-        shown = _short(config[experts])
-        raise LrkvError(f"{experts} = {shown}: mixtures of experts are not taken")
     one = architecture_of(config)
-    if quantized := config.get("quantization_config"):
-        how = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
-        raise LrkvError(f"the weights are quantized ({_short(how)}): take the model that is not")
     for key, must in one.fixed.items():
         if (found := config.get(key, must)) != must:
             raise LrkvError(
@@ -501,7 +494,6 @@ def _short(value: Any) -> str:
 
 
 _LARGEST = 2**40
-_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def _rope_parameters(model: ModelConfig) -> dict[str, Any]:

@@ -279,8 +279,6 @@ CASES = {
     "rope-list": (config(rope_parameters=[1]), "rope_parameters"),
     "rope-yarn": (config(rope_parameters={"type": "yarn"}), "yarn is not taken of NanoChatForC"),
     "bias": (config(attention_bias=True), "attention_bias = True, and only False is taken"),
-    "experts": (config(num_local_experts=8), "num_local_experts = 8: mixtures of experts"),
-    "quantized": (config(quantization_config={"quant_method": "gptq"}), "gptq"),
     # model.safetensors
     "tensors-absent": (removed(shards.SINGLE), "no model.safetensors"),
     "torn": (torn(), "torn: fetch it again"),
@@ -291,7 +289,7 @@ CASES = {
     "shape-overflows": (entry(shape=[2**62, 2**62]), Q),
     "shape-floats": (entry(shape=[32.0, 32]), f"({Q}: TypeError)"),
     "offsets-outside": (header(move_out), "torn"),
-    "dtype-unknown": (entry(dtype="F32X"), "F32X"),
+    "quantized": (entry(dtype="I32"), "is I32, and weights are F64, F32, F16, BF16 here: take"),
     "dtype-half-of-it": (entry(dtype="F16"), "torn"),
     "nan": (last_number(np.nan), f"{Q} has"),
     "beyond-float32": (last_number(1e300, np.float64), f"{Q} has"),
