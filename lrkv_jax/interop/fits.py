@@ -61,7 +61,8 @@ class Calibration:
         H, J = self.energy_HJ.shape
         squares_GJ = self.energy_HJ.reshape(groups, H // groups, J).sum(axis=1) / 2
         gain_K = np.ones(2 * J) if self.gain_K is None else self.gain_K
-        return np.sqrt(_floored(np.tile(squares_GJ, 2) * gain_K**2))
+        squares_GK = np.tile(squares_GJ, 2) * gain_K**2
+        return np.sqrt(np.maximum(squares_GK, FLOOR * squares_GK.mean()))
 
 
 def reader_of_values(
@@ -100,17 +101,11 @@ class Reduced:
 
     @classmethod
     def of(cls, moment_DD, *families: Float[np.ndarray, "G D K"]) -> Reduced:
-        """Families of weights that read one input, each as Y_g without its reader.
-
-        Without a moment, C = 1: all directions of the input have equal weight.
-        """
-        read = families
-        if moment_DD is not None:
-            read = tuple(root(moment_DD, FLOOR) @ family_GDK for family_GDK in families)
-        columns = np.concatenate([_side_by_side(one) for one in read], axis=1)
-        Q_DM, _ = np.linalg.qr(columns)
-        back_DM = Q_DM if moment_DD is None else root(moment_DD, FLOOR, -0.5) @ Q_DM
-        return cls(back_DM, tuple(Q_DM.T @ one for one in read))
+        """Families of weights that read one input, each as Y_g without its reader."""
+        root_DD = root(moment_DD, FLOOR)
+        read = [root_DD @ family_GDK for family_GDK in families]
+        Q_DM, _ = np.linalg.qr(np.concatenate([_side_by_side(one) for one in read], axis=1))
+        return cls(root(moment_DD, FLOOR, -0.5) @ Q_DM, tuple(Q_DM.T @ one for one in read))
 
 
 @dataclass(frozen=True)
@@ -138,19 +133,18 @@ def joint(
     reduced: Reduced,
     readers: Sequence[Float[np.ndarray, "G K K"]],
     width: int,
-    rank: int = 0,
+    rank: int,
     *,
-    weights: Sequence[float] | None = None,
+    weights: Sequence[float],
 ) -> Joint:
     """Families that read one latent of `width`, and one of `rank` in each group.
 
-    Each family's error counts relative to the family, times its square of `weights` (1
-    unless given). Without a rank it is the optimum (Eckart & Young 1936); with one,
-    both parts are fitted alternately, each exactly, and the error never rises.
+    Each family's error counts relative to the family, times its square of `weights`. Without a
+    rank it is the optimum (Eckart & Young 1936); with one, both parts are fitted alternately, each
+    exactly, and the error never rises.
     """
-    factors = weights or [1.0] * len(readers)
     read = [part @ N for part, N in zip(reduced.parts, readers, strict=True)]
-    scaled = [w * y / np.linalg.norm(y) for w, y in zip(factors, read, strict=True)]
+    scaled = [w * y / np.linalg.norm(y) for w, y in zip(weights, read, strict=True)]
     Y_GMN = np.concatenate(scaled, axis=2)
     S_MC, own_GMR = _span_and_own(Y_GMN, width, rank)
     up = tuple(S_MC.T @ part for part in reduced.parts)
@@ -198,8 +192,7 @@ def shared_values(
     S_MK, _ = _span_and_own(Y_GMK, K, rank)
     gauge_GKK = np.stack([_conditioned(one) for one in S_MK.T @ Y_GMK])
     fit = _with_residual(S_MK, gauge_GKK, Y_GMK, back_DM, rank)
-    inverse_GKK = np.linalg.inv(reader_GKK)
-    return SharedFit(fit.shared_DK, fit.down_GDR, fit.up_GRK, gauge_GKK @ inverse_GKK)
+    return replace(fit, gauge_GKK=gauge_GKK @ np.linalg.inv(reader_GKK))
 
 
 def shared_keys(
@@ -208,7 +201,7 @@ def shared_keys(
     reader_GK: Float[np.ndarray, "G K"],
     rank: int,
     *,
-    free: str = "any",
+    free: str,
 ) -> SharedFit:
     """Keys: a shared matrix whose pairs each group turns and scales, and residuals of a rank.
 
@@ -241,8 +234,7 @@ def shared_keys(
         turn_GJ = np.maximum(size_GJ, least_G1) * np.exp(1j * np.angle(turn_GJ))
     turning_GKK = _as_matrices(turn_GJ)
     fit = _with_residual(_real(shared_MJ), turning_GKK, Y_GMK, back_DM, rank)
-    gauge_GKK = turning_GKK / reader_GK[:, None]
-    return SharedFit(fit.shared_DK, fit.down_GDR, fit.up_GRK, gauge_GKK)
+    return replace(fit, gauge_GKK=turning_GKK / reader_GK[:, None])
 
 
 def _untouched_keys(reduced_GMK, back_DM, reader_GK, rank):
@@ -401,7 +393,3 @@ def _as_matrices(turn_GJ) -> Float[np.ndarray, "G K K"]:
 
 def _side_by_side(family_GMN):
     return family_GMN.transpose(1, 0, 2).reshape(family_GMN.shape[1], -1)
-
-
-def _floored(squares):
-    return np.maximum(squares, FLOOR * squares.mean())
