@@ -407,11 +407,6 @@ def architecture_of(config: dict[str, Any]) -> Architecture:
     return known[name]
 
 
-def context_of(config: dict[str, Any]) -> int:
-    """The longest text that the model reads, by its config.json."""
-    return _whole_number(config, "max_position_embeddings")
-
-
 def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[str, Any], Any]:
     """The architecture of a config.json, our model's settings, and its attention variant.
 
@@ -427,15 +422,14 @@ def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[
     activation = config["hidden_act"]
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise LrkvError(f"hidden_act = {_short(activation)}: use {', '.join(ACTIVATIONS)}")
-    heads, width = (_whole_number(config, key) for key in ("num_attention_heads", "hidden_size"))
-    if config.get("head_dim") is None:
-        config = {**config, "head_dim": width // heads}
-    if config.get("num_key_value_heads") is None:
-        config = {**config, "num_key_value_heads": heads}
+    heads, width = (whole_number(config, key) for key in ("num_attention_heads", "hidden_size"))
+    for key, usual in (("head_dim", width // heads), ("num_key_value_heads", heads)):
+        if config.get(key) is None:
+            config[key] = usual
     for key in _NUMBERS:
         if key != "rms_norm_eps":
-            _whole_number(config, key)
-    groups = _whole_number(config, "num_key_value_heads")
+            whole_number(config, key)
+    groups = whole_number(config, "num_key_value_heads")
     settings = {ours: config[theirs] for theirs, ours in {**_NUMBERS, **one.numbers}.items()}
     entry = {"kind": "gqa", "kv_heads": groups}
     if groups in (heads, 1):
@@ -457,7 +451,7 @@ def _window(config: dict[str, Any], context: int) -> int | None:
     """
     if config["sliding_window"] is None or not config.get("use_sliding_window", True):
         return None
-    window = _whole_number(config, "sliding_window")
+    window = whole_number(config, "sliding_window")
     if window >= context:
         return None
     if "max_window_layers" not in config:  # as Mistral, whose layers are all alike
@@ -476,7 +470,7 @@ def _window(config: dict[str, Any], context: int) -> int | None:
     )
 
 
-def _whole_number(config: dict[str, Any], key: str) -> int:
+def whole_number(config: dict[str, Any], key: str) -> int:
     """A number of config.json that counts something; raises `LrkvError` for another value."""
     if key not in config:
         raise LrkvError(f"config.json has no {key}: fetch it again")

@@ -16,20 +16,20 @@ from lrkv_jax.training.checkpointing import Checkpointer
 
 def write_run(
     fresh: Path, directory: str | Path, config: RunConfig, params: Any, tokenizer: Tokenizer
-) -> RunConfig:
-    """Write a run into the folder `fresh`, which then becomes `directory`, and return its settings.
+) -> None:
+    """Write a run into the folder `fresh`, which then becomes `directory`.
 
     A tokenizer in files is copied too, and config.yaml names it by its file's name.
     Raises `LrkvError` where the disk fails.
     """
-    source, copy, saved = Path(config.data.tokenizer), fresh / RUN_TOKENIZER, config
+    source, copy = Path(config.data.tokenizer), fresh / RUN_TOKENIZER
     if source.exists() and not copy.exists():
         shutil.copytree(source, copy) if source.is_dir() else shutil.copyfile(source, copy)
     if copy.exists():
-        saved = _with_tokenizer(config, RUN_TOKENIZER)
-        config = _with_tokenizer(config, str(Path(directory) / RUN_TOKENIZER))
+        data = config.data.model_copy(update={"tokenizer": RUN_TOKENIZER})
+        config = config.model_copy(update={"data": data})
     about = {
-        "config": saved.model_dump(mode="json"),
+        "config": config.model_dump(mode="json"),
         "tokens": 0,
         "loader": {"step": 0, "tokenizer": tokenizer.fingerprint},
     }
@@ -37,10 +37,4 @@ def write_run(
         checkpoints.save(0, {"params": params}, about)
     if checkpoints.failures:
         raise LrkvError(f"{directory} cannot be written: name another place")
-    files.write(fresh / "config.yaml", dump_config(saved))
-    return config
-
-
-def _with_tokenizer(config: RunConfig, name: str) -> RunConfig:
-    data = config.data.model_copy(update={"tokenizer": name})
-    return config.model_copy(update={"data": data})
+    files.write(fresh / "config.yaml", dump_config(config))

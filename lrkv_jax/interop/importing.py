@@ -27,8 +27,8 @@ from lrkv_jax.interop.architectures import (
     Architecture,
     WeightMapping,
     architecture_of,
-    context_of,
     of_config,
+    whole_number,
 )
 from lrkv_jax.interop.folders import write_run
 from lrkv_jax.interop.tokenizer_files import KEPT, keep_special_ids
@@ -93,11 +93,10 @@ def _config(
 ) -> tuple[RunConfig, Architecture]:
     """The run's configuration; the context is the model's, up to `LONGEST`, unless given."""
     architecture_of(config_json)  # before its numbers, which other classes name otherwise
-    longest = context_of(config_json)
+    longest = whole_number(config_json, "max_position_embeddings")
     train = {"seq_len": min(longest, LONGEST), "global_batch_size": 8, "steps": 1000}
     given = [o.partition("=")[2] for o in overrides if o.startswith("train.seq_len=")]
-    named = given and given[-1].isdecimal() and len(given[-1]) < 20
-    context = int(given[-1]) if named else train["seq_len"]
+    context = int(given[-1]) if given and given[-1].isdecimal() else train["seq_len"]
     one, model, entry = of_config(config_json, context)
     raw = {
         "name": directory.name.lstrip(".")[:60] or "imported",
@@ -123,7 +122,6 @@ def _checked(
             f"{folder} has {len(stored)} tensors, and config.json {model.layers} layers: they are "
             "of different models"
         )
-    _tensor(stored, "model.embed_tokens.weight", (model.vocabulary, model.width), folder)
     shapes = _by_path(abstract_parameters(model))
     copies = (*BUFFERS, "lm_head.weight") if model.tied_head else BUFFERS
     stored = _with_output_biases(model, stored, folder) if model.qkv_bias else stored
