@@ -531,8 +531,9 @@ def _rope(config: dict[str, Any], one: Architecture) -> tuple[float, dict[str, A
     for name in OWN[kind]:
         if (value := settings.get(_ROPE.get(name, name))) is not None:
             ours[name] = value
-    if "original_context" in OWN[kind]:
-        ours.setdefault("original_context", config.get("max_position_embeddings"))
+    if "original_context" in OWN[kind]:  # transformers takes the one outside the group first
+        inside = ours.get("original_context", config.get("max_position_embeddings"))
+        ours["original_context"] = config.get(_ROPE["original_context"], inside)
     return float(base), ours
 
 

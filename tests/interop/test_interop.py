@@ -320,6 +320,8 @@ CASES = {
 
 SLIDING = {"sliding_window": 8, "use_sliding_window": True}
 LINEAR = {"kind": "linear", "factor": 4.0}
+LLAMA3 = {"kind": "llama3", "factor": 8.0, "original_context": 32, "low_freq_factor": 1.0,
+          "high_freq_factor": 4.0}  # fmt: skip
 
 
 def test_fields_of_a_config_mean_what_they_mean_to_transformers():
@@ -333,6 +335,7 @@ def test_fields_of_a_config_mean_what_they_mean_to_transformers():
         ("mistral-window", {}, "window", 5),
         ("arcee", {"hidden_act": None}, "activation", "relu2"),
         ("arcee", {"rms_norm_eps": None}, "norm_eps", 1e-5),
+        ("llama-3.1", {"original_max_position_embeddings": 32}, "rope_scaling", LLAMA3),
         ("smollm2", {"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_scaling", LINEAR),
     ):
         config = {**RECORDED[name]["config"], **changes}
