@@ -165,15 +165,6 @@ def test_an_export_gives_the_template_back(name, imported, tmp_path, folders):
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
 
 
-def test_a_run_that_was_trained_on_from_it_keeps_the_template_with_its_factors(
-    tmp_path, folders, loaded_on_one_device
-):
-    plant(tmp_path / "run", f"data.tokenizer={folders['blocks']}", "model.vocabulary=272")
-    export(tmp_path / "run", tmp_path / "hf", form="factored")
-    for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
-        assert (tmp_path / "hf" / name).read_bytes() == (folders["blocks"] / name).read_bytes()
-
-
 @pytest.mark.parametrize(
     "source",
     [

@@ -172,7 +172,6 @@ def test_a_tokenizer_that_loses_bytes_is_taken_and_counted(tmp_path):
 
 
 Q = "model.layers.1.self_attn.q_proj.weight"
-EMBEDDING = "model.embed_tokens.weight"
 
 
 def change(function):
@@ -207,24 +206,15 @@ def removed(folder, name):
 
 
 @change
-def header(folder, edit):
-    """A change of the header of model.safetensors, or another one."""
+def entry(folder, **changes):
+    """Another entry of Q in the header of model.safetensors."""
     path = folder / shards.SINGLE
     whole = path.read_bytes()
     end = 8 + int.from_bytes(whole[:8], "little")
     said = json.loads(whole[8:end])
-    text = json.dumps(edit(said) or said).encode()
+    said[Q].update(changes)
+    text = json.dumps(said).encode()
     path.write_bytes(len(text).to_bytes(8, "little") + text + whole[end:])
-
-
-def entry(**changes):
-    return header(lambda said: said[Q].update(changes))
-
-
-def move_out(said):
-    size = max(e["data_offsets"][1] for n, e in said.items() if n != "__metadata__")
-    start, end = said[Q]["data_offsets"]
-    said[Q]["data_offsets"] = [size, size + end - start]
 
 
 @change
@@ -273,7 +263,6 @@ CASES = {
         lambda d: edit_json(d / "config.json", lambda said: said.pop("num_hidden_layers")),
         "num_hidden_layers",
     ),
-    "width-other": (config(hidden_size=48), f"{EMBEDDING} is [272, 32], and config.json makes it"),
     "groups-three": (config(num_key_value_heads=3), "kv_heads"),
     "base-nan": (config(rope_parameters={"rope_theta": float("nan")}), "rope_"),
     "rope-list": (config(rope_parameters=[1]), "rope_parameters"),
@@ -286,9 +275,7 @@ CASES = {
     "header-deep": (
         file(shards.SINGLE, len(DEEP).to_bytes(8, "little") + DEEP.encode()), "safetensors"
     ),
-    "shape-overflows": (entry(shape=[2**62, 2**62]), Q),
     "shape-floats": (entry(shape=[32.0, 32]), f"({Q}: TypeError)"),
-    "offsets-outside": (header(move_out), "torn"),
     "quantized": (entry(dtype="I32"), "is I32, and weights are F64, F32, F16, BF16 here: take"),
     "dtype-half-of-it": (entry(dtype="F16"), "torn"),
     "nan": (last_number(np.nan), f"{Q} has"),
@@ -306,14 +293,9 @@ CASES = {
     ),
     "tokenizer-id-2^32": (vocabulary(lambda said: said["vocab"].update(zz=2**32 - 1)), "ids"),
     "tokenizer-merge": (vocabulary(lambda said: said.update(merges=["q q"])), "tokenizer"),
-    "settings-list": (file("tokenizer_config.json", "[]"), "tokenizer_config.json"),
     "template-bytes": (file("chat_template.jinja", b"\xff"), "chat_template.jinja"),
     "template-deep": (file("chat_template.jinja", "{{ " + "(" * 10**5), "is not a template"),
     "template-number": (file("tokenizer_config.json", '{"chat_template": 1}'), "no text"),
-    "names-list": (
-        lambda d: (file("chat_template.jinja", "x")(d), file("special_tokens_map.json", "[]")(d)),
-        "special_tokens_map.json",
-    ),
     "generation-end": (file("generation_config.json", '{"eos_token_id": ["a"]}'), "eos_token_id"),
 }  # fmt: skip
 
