@@ -9,7 +9,7 @@ from typing import Any
 from lrkv_jax import files
 from lrkv_jax.config import RunConfig, dump_config
 from lrkv_jax.config.load import RUN_TOKENIZER
-from lrkv_jax.data.tokenizer import Tokenizer
+from lrkv_jax.data.tokenizer import EMBEDDED, Tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.checkpointing import Checkpointer
 
@@ -23,7 +23,7 @@ def write_run(
     Raises `LrkvError` where the disk fails.
     """
     source, copy = Path(config.data.tokenizer), fresh / RUN_TOKENIZER
-    if source.exists() and not copy.exists():
+    if config.data.tokenizer not in EMBEDDED and not copy.exists():
         shutil.copytree(source, copy) if source.is_dir() else shutil.copyfile(source, copy)
     if copy.exists():
         data = config.data.model_copy(update={"tokenizer": RUN_TOKENIZER})

@@ -11,7 +11,7 @@ from typing import Any
 from lrkv_jax import files
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.chat import ChatFormat
-from lrkv_jax.data.tokenizer import CHAT_NAMES, byte_alphabet
+from lrkv_jax.data.tokenizer import CHAT_NAMES, EMBEDDED, byte_alphabet
 from lrkv_jax.inference.trained_run import TrainedRun
 
 # What an imported run keeps of the folder that it came from.
@@ -61,7 +61,7 @@ def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
     model has them, and put BOS before a text.
     """
     source = Path(run.config.data.tokenizer)
-    if source.is_dir():
+    if source.is_dir() and str(source) not in EMBEDDED:
         for name in KEPT:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)

@@ -193,8 +193,12 @@ def test_templates_have_the_time_and_what_transformers_gives_them():
     assert template.render([], answers=False) == '4[1, "<é>"]True<s>1x'
 
 
-def test_a_run_of_ours_that_comes_back_has_its_calculator(tmp_path, loaded_on_one_device):
+def test_a_run_of_ours_that_comes_back_has_its_calculator(
+    tmp_path, monkeypatch, loaded_on_one_device
+):
     plant(tmp_path / "run", "attention=gqa", "model.vocabulary=4224")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sotu-4096").mkdir()  # the name is the package's tokenizer all the same
     export(tmp_path / "run", tmp_path / "hf")
     import_model(str(tmp_path / "hf"), tmp_path / "back", say=lambda _: None)
     parts = (Part("python", "1+1"), Part("output", "2"), Part("text", "2."))

@@ -112,10 +112,15 @@ def test_heads_that_nothing_reads_are_refused_and_a_dead_coordinate_is_none_the_
 
 
 @pytest.mark.slow
-def test_widths_are_chosen_for_a_share_of_the_cache_by_their_errors(runs, text, tmp_path):
+def test_widths_are_chosen_for_a_share_of_the_cache_by_their_errors(
+    runs, text, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sotu-4096").mkdir()  # the name is the package's tokenizer all the same
     before = runs("mha", "model.head_width=16")
     how = {"names": [text], "tokens": 64, "heldout": 64, "context": 16}
     found = convert(before, tmp_path / "new", ["attention=lrkv"], share=1.1, **how)
+    assert load_run(tmp_path / "new").config.data.tokenizer == "sotu-4096"
     # A layer: 2 (2 · 16 + 4 (R_k + R_v)) bytes and 4 float32 norms, of 256: ranks of 24 together.
     ranks = found["attention"]["rank_key"], found["attention"]["rank_value"]
     assert sorted(ranks) == [8, 16]
