@@ -85,21 +85,20 @@ SWAPPED, JOINED = WeightLayout(inputs=1, swapped=True), WeightLayout(inputs=2)
 class WeightMapping:
     """A tensor's name, the path of the parameter that it is, and its layout.
 
-    One of a parameter that a model does not have is left out, but a `gain` is written as ones.
+    One of a parameter that a model does not have is left out, but a gain is written as ones.
     """
 
     theirs: str
     ours: str
     layout: WeightLayout
-    gain: bool = False
 
     @property
     def stacked(self) -> bool:
         return self.theirs.startswith(LAYER)
 
 
-def _block(theirs: str, ours: str, layout: WeightLayout, gain: bool = False) -> WeightMapping:
-    return WeightMapping(f"{LAYER}{theirs}.weight", f"blocks.{ours}", layout, gain)
+def _block(theirs: str, ours: str, layout: WeightLayout) -> WeightMapping:
+    return WeightMapping(f"{LAYER}{theirs}.weight", f"blocks.{ours}", layout)
 
 
 _ENDS = (
@@ -123,13 +122,13 @@ _ATTENTION_TURNED = (
     *_VALUES,
 )
 _GAINS = (
-    _block("input_layernorm", "norm_attention.gain", AS_IS, gain=True),
-    _block("post_attention_layernorm", "norm_mlp.gain", AS_IS, gain=True),
-    WeightMapping("model.norm.weight", "norm.gain", AS_IS, gain=True),
+    _block("input_layernorm", "norm_attention.gain", AS_IS),
+    _block("post_attention_layernorm", "norm_mlp.gain", AS_IS),
+    WeightMapping("model.norm.weight", "norm.gain", AS_IS),
 )
 _QK_GAINS = (
-    _block("self_attn.q_norm", "attention.query_gain", AS_IS, gain=True),
-    _block("self_attn.k_norm", "attention.key_gain", AS_IS, gain=True),
+    _block("self_attn.q_norm", "attention.query_gain", AS_IS),
+    _block("self_attn.k_norm", "attention.key_gain", AS_IS),
 )
 _PLAIN_MLP = (
     _block("mlp.up_proj", "mlp.up", MATRIX),

@@ -130,8 +130,7 @@ def _source(model: ModelConfig, source: str | Path) -> AttentionConfig:
             f"{source} has layers of several kinds, model.layers_pattern = "
             f"{model.layers_pattern}: convert a model of one kind"
         )
-    linear = entry.mode == "full" and not (entry.name == "mla" and entry.latent_norm)
-    if not linear:
+    if entry.mode != "full" or (entry.name == "mla" and entry.latent_norm):
         raise LrkvError(
             f"{source} is {entry.label}: convert a run of MHA, GQA, MQA, or LRKV in rope: full"
         )
@@ -332,18 +331,15 @@ def _wider(one, other):
 def fitted_parameters(new: ModelConfig, params: Any, fitted: list[LayerFit], mesh: Any) -> Any:
     """The old model's parameters with the attention of the fits, each device's share put there."""
     shapes = abstract_parameters(new)
-    shardings = parameter_shardings(specs(new), shapes, mesh)
-    attention = dict(params["blocks"]["attention"])
-    names = shapes["blocks"]["attention"]
+    shardings = parameter_shardings(specs(new), shapes, mesh)["blocks"]["attention"]
     made = {}
-    for name, shape in names.items():
+    for name, shape in shapes["blocks"]["attention"].items():
         if name not in fitted[0].weights:
-            made[name] = attention[name]
+            made[name] = params["blocks"]["attention"][name]
             continue
         stacked = np.stack([np.float32(layer.weights[name]) for layer in fitted])
         assert stacked.shape == shape.shape, (name, stacked.shape, shape.shape)
-        sharding = shardings["blocks"]["attention"][name]
-        made[name] = jax.make_array_from_callback(stacked.shape, sharding, stacked.__getitem__)
+        made[name] = jax.make_array_from_callback(shape.shape, shardings[name], stacked.__getitem__)
     return {**params, "blocks": {**params["blocks"], "attention": made}}
 
 

@@ -157,7 +157,7 @@ def _parameter(
     if found is None:
         of_heads = mapping.ours.endswith("_gain")
         ones = np.ones(model.head_width if of_heads else model.width, np.float32)
-        return (ones.shape, lambda _: ones) if mapping.gain else None
+        return (ones.shape, lambda _: ones) if mapping.ours.endswith("gain") else None
     if mapping.stacked:
         return found.shape[1:], lambda layer: np.asarray(found[layer])
     return found.shape, lambda _: np.asarray(found)
