@@ -229,18 +229,17 @@ def _card(run: TrainedRun, architecture: str, dtype: str, *, factored: bool = Fa
     whole = 4 * model.layers * groups * model.head_width
     mha = cache_bytes_per_token(with_mha(model))
     trained = run.step * config.train.global_batch_size * config.train.seq_len
+    data = Path(config.data.source).name if config.data.mixture is None else "conversations"
     rows = [
         ("class", f"`{architecture}`"),
-        ("attention as it was trained", model.attention.label),
+        ("attention of the run", model.attention.label),
         ("parameters of the run", f"{parameter_counts(model).total:,}"),
         ("layers, width, heads, head width",
          f"{model.layers}, {model.width}, {model.heads}, {model.head_width}"),
         ("weights", dtype),
-        ("trained at a context of", f"{config.train.seq_len:,} tokens"),
-        ("step", f"{run.step:,}"),
-        ("tokens trained on", f"{trained:,}"),
-        ("data", config.data.source if config.data.mixture is None else "conversations"),
-        ("tokenizer", config.data.tokenizer),
+        ("context", f"{config.train.seq_len:,} tokens"),
+        ("trained here", f"{run.step:,} steps, {trained:,} tokens of {data}" if trained else "no"),
+        ("tokenizer", Path(config.data.tokenizer).name),
         ("cache of lrkv_jax", f"{own:,} bytes per token in bfloat16, {own / mha:.1%} of MHA's"),
     ]  # fmt: skip
     path = Path(config.directory) / "evaluation.json"
@@ -261,6 +260,6 @@ def _card(run: TrainedRun, architecture: str, dtype: str, *, factored: bool = Fa
         about = f"A server's cache takes {own:,} bytes per token in bfloat16, as the run's own."
     return (
         f"---\nlibrary_name: transformers\npipeline_tag: text-generation\n---\n\n"
-        f"# {config.name}, {model.attention.label}\n\nTrained and exported by lrkv_jax.\n\n"
+        f"# {config.name}, {model.attention.label}\n\nExported by lrkv_jax.\n\n"
         f"| | |\n|---|---|\n{table}\n\n{about}\n"
     )

@@ -88,7 +88,9 @@ def test_a_run_can_be_moved_and_used_from_another_folder(tmp_path, monkeypatch):
         run = load_run(there)
         assert run.ids("The Union") == before
         assert run.config.data.tokenizer == f"{there}/tokenizer"
-    export("moved", "two")
+    export(tmp_path / "moved", "two")
+    card = (tmp_path / "two/README.md").read_text()
+    assert "| trained here | no |" in card and str(tmp_path) not in card
     written = json.loads((tmp_path / "two/config.json").read_text())
     assert written["eos_token_id"] == [50, 60] and "bos_token_id" not in written
     for path in (tmp_path / "one").glob("*.json"):
