@@ -117,25 +117,21 @@ def _checked(
 
     Raises `LrkvError` unless exactly these are there, in their shapes.
     """
-    if model.layers > len(stored):  # each of which has some
-        raise LrkvError(
-            f"{folder} has {len(stored)} tensors, and config.json {model.layers} layers: they are "
-            "of different models"
-        )
     shapes = _by_path(abstract_parameters(model))
     copies = (*BUFFERS, "lm_head.weight") if model.tied_head else BUFFERS
     stored = _with_output_biases(model, stored, folder) if model.qkv_bias else stored
     left = {name for name in stored if not name.endswith(copies)}
-    places = {}
+    places: dict[str, tuple[WeightMapping, list[shards.Tensor]]] = {}
     for mapping in one.mappings_of(model):
         if mapping.ours not in shapes:
             continue
         shape = shapes[mapping.ours].shape[1:] if mapping.stacked else shapes[mapping.ours].shape
-        layers = range(model.layers) if mapping.stacked else (None,)
-        names = [mapping.theirs.format(layer) for layer in layers]
-        need = mapping.layout.shape(shape)
-        left -= set(names)
-        places[mapping.ours] = mapping, [_tensor(stored, name, need, folder) for name in names]
+        places[mapping.ours] = mapping, []
+        for layer in range(model.layers) if mapping.stacked else (None,):
+            name = mapping.theirs.format(layer)
+            found = _tensor(stored, name, mapping.layout.shape(shape), folder)
+            places[mapping.ours][1].append(found)
+            left.discard(name)
     if left:
         raise LrkvError(
             f"{folder} has {len(left)} tensors more than {one.name}, such as {min(left)}: it is "
@@ -150,7 +146,7 @@ def _tensor(
 ) -> shards.Tensor:
     """A tensor that must be there, in this shape."""
     if name not in stored:
-        raise LrkvError(f"{folder} has no tensor {name}: fetch the model again")
+        raise LrkvError(f"{folder} has no tensor {name}, as config.json asks for: fetch both again")
     if (found := stored[name].shape) != need:
         raise LrkvError(
             f"{folder}: {name} is {list(found)}, and config.json makes it {list(need)}: "

@@ -260,7 +260,7 @@ CASES = {
     "config-deep": (file("config.json", DEEP), "config.json"),
     "gpt-2": (file("config.json", json.dumps(GPT2)), "architectures = GPT2LMHeadModel"),
     "vocabulary-10^12": (config(vocab_size=10**12), "different models"),
-    "layers-10^9": (config(num_hidden_layers=10**9), "1000000000"),
+    "layers-10^9": (config(num_hidden_layers=10**9), "has no tensor model.layers.2."),
     "layers-missing": (
         lambda d: edit_json(d / "config.json", lambda said: said.pop("num_hidden_layers")),
         "num_hidden_layers",
