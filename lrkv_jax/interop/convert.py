@@ -10,6 +10,7 @@ L layers  D model width  H heads  G key/value heads  K head width
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -305,11 +306,11 @@ def _within(
         tried = found[-1:]
     else:
         ranks = range(SMALLEST, most.head_width + 1, 8)
-        pairs = {
-            (k, v): one for k in ranks for v in ranks
-            if fits_in(one := of(rank=max(k, v), rank_key=k, rank_value=v))
-        }  # fmt: skip
-        tried = [one for pair, one in pairs.items() if not any(_wider(q, pair) for q in pairs)]
+        widest = {}
+        for k, v in itertools.product(ranks, ranks):
+            if fits_in(one := of(rank=max(k, v), rank_key=k, rank_value=v)):
+                widest[k] = v, one
+        tried = list(dict(widest.values()).values())  # of one rank of values the widest of keys
     if not tried:
         raise LrkvError(
             f"--bytes {share:g}: no width of {most.attention.name} is so small next to {own} bytes "
@@ -322,10 +323,6 @@ def _within(
         for one in _counted(tried, "choosing widths", len(tried), progress)
     ]
     return tried[int(np.argmin(costs))]
-
-
-def _wider(one, other):
-    return one != other and one[0] >= other[0] and one[1] >= other[1]
 
 
 def fitted_parameters(new: ModelConfig, params: Any, fitted: list[LayerFit], mesh: Any) -> Any:
