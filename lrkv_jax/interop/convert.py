@@ -30,7 +30,7 @@ from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.interop import fits
 from lrkv_jax.interop.calibration import OWN, SECOND, TextRecords, calibrations, texts
 from lrkv_jax.interop.fits import Calibration
-from lrkv_jax.interop.folders import write_run
+from lrkv_jax.interop.importing import write_run
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters

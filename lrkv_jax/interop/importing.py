@@ -13,10 +13,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lrkv_jax import files
-from lrkv_jax.config import ModelConfig, RunConfig
+from lrkv_jax.config import ModelConfig, RunConfig, dump_config
 from lrkv_jax.config.load import RUN_TOKENIZER, config_from
 from lrkv_jax.data.hub import download
-from lrkv_jax.data.tokenizer import foreign_tokenizer
+from lrkv_jax.data.tokenizer import EMBEDDED, Tokenizer, foreign_tokenizer
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import parameter_shardings
 from lrkv_jax.errors import LrkvError
@@ -30,9 +30,9 @@ from lrkv_jax.interop.architectures import (
     of_config,
     whole_number,
 )
-from lrkv_jax.interop.folders import write_run
 from lrkv_jax.interop.tokenizer_files import KEPT, keep_special_ids
 from lrkv_jax.models.transformer import abstract_parameters, specs
+from lrkv_jax.training.checkpointing import Checkpointer
 
 FILES = ("config.json", *KEPT, "*.safetensors", shards.INDEX)
 LONGEST = 8192  # context of a run whose model names a longer one
@@ -75,6 +75,32 @@ def import_model(
         params = _read_parameters(config.model, mesh, places, folder)
         write_run(fresh, directory, config, params, tokenizer)
     return config
+
+
+def write_run(
+    fresh: Path, directory: str | Path, config: RunConfig, params: Any, tokenizer: Tokenizer
+) -> None:
+    """Write a run into the folder `fresh`, which then becomes `directory`.
+
+    A tokenizer in files is copied too, and config.yaml names it by its file's name.
+    Raises `LrkvError` where the disk fails.
+    """
+    source, copy = Path(config.data.tokenizer), fresh / RUN_TOKENIZER
+    if config.data.tokenizer not in EMBEDDED and not copy.exists():
+        shutil.copytree(source, copy) if source.is_dir() else shutil.copyfile(source, copy)
+    if copy.exists():
+        data = config.data.model_copy(update={"tokenizer": RUN_TOKENIZER})
+        config = config.model_copy(update={"data": data})
+    about = {
+        "config": config.model_dump(mode="json"),
+        "tokens": 0,
+        "loader": {"step": 0, "tokenizer": tokenizer.fingerprint},
+    }
+    with Checkpointer(fresh / "checkpoints") as checkpoints:
+        checkpoints.save(0, {"params": params}, about)
+    if checkpoints.failures:
+        raise LrkvError(f"{directory} cannot be written: name another place")
+    files.write(fresh / "config.yaml", dump_config(config))
 
 
 def _found(source: str, directory: Path) -> Path:

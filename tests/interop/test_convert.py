@@ -19,7 +19,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import fits
 from lrkv_jax.interop.convert import convert, fit_layer, fitted_parameters, heads_of
 from lrkv_jax.interop.fits import Calibration
-from lrkv_jax.interop.folders import write_run
+from lrkv_jax.interop.importing import write_run
 from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA
 from lrkv_jax.models.transformer import with_parameters
 from lrkv_jax.training.restore import load_run
