@@ -474,7 +474,7 @@ def whole_number(config: dict[str, Any], key: str) -> int:
     if key not in config:
         raise LrkvError(f"config.json has no {key}: fetch it again")
     found = config[key]
-    if isinstance(found, bool) or not isinstance(found, int) or not 0 < found <= _LARGEST:
+    if isinstance(found, bool) or not isinstance(found, int) or not 0 < found <= 2**40:
         shown = _short(found)
         raise LrkvError(f"config.json: {key} = {shown} is no number of 1 to 2^40: fetch it again")
     return found
@@ -484,9 +484,6 @@ def _short(value: Any) -> str:
     """A value of a file that may hold anything, short enough for a line."""
     text = str(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
-
-
-_LARGEST = 2**40
 
 
 def _rope_parameters(model: ModelConfig) -> dict[str, Any]:
