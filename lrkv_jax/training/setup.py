@@ -21,7 +21,7 @@ from lrkv_jax.distributed.processes import Processes
 from lrkv_jax.distributed.rules import batch_sharding, local_rows
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.optim import learning_rates
-from lrkv_jax.training.init_from import with_teacher
+from lrkv_jax.training.init_from import check_init_from, with_teacher
 from lrkv_jax.training.state import resolve
 from lrkv_jax.training.token_batch import BatchFormat
 
@@ -71,10 +71,12 @@ def resolve_with_mesh(
 ) -> tuple[RunConfig, Mesh]:
     """The configuration without `auto`, and its mesh, of all devices unless given.
 
-    Raises `LrkvError`, in all processes, for a mesh or a schedule that does not fit.
+    Raises `LrkvError`, in all processes, for a mesh, a schedule, a teacher or an `init_from` that
+    does not fit.
     """
     with processes.together():
         config = with_teacher(resolve(config))
+        check_init_from(config)
         mesh = make_mesh(config.mesh, devices)
         check_mesh(config, mesh)
         if config.train.epochs is None:

@@ -45,7 +45,7 @@ def trained(tmp_path_factory, finished_run):
         ("plan 128m mesh.fsdp=8 --utilization 40 50", "--utilization: use two shares"),
         ("evaluate runs/none", "runs/none is not a run"),
         ("evaluate RUN --tasks bpb,poetry", "unknown task poetry"),
-        ("evaluate RUN --step 99", "no checkpoint of step 99: there are 6"),
+        ("evaluate RUN --step 99", "/checkpoints: there are 6"),
         ("evaluate RUN train.seq_len=1 --tasks agreement", "train.seq_len = 1: agreement needs 2"),
         ("generate RUN --prompt x --top-p 2", "top_p = 2.0"),
         ("generate RUN --prompt x --seed 4294967296", "'--seed': Input should be less than or"),

@@ -92,12 +92,22 @@ class Checkpointer:
         """The step with the lowest validation loss among those kept, or None."""
         return best_of(self.directory, self.steps())
 
+    def path(self, step: int | None = None) -> Path:
+        """The directory of a step (by default the newest); raises `LrkvError` where it is none."""
+        steps = self.steps()
+        if not steps:
+            raise LrkvError(f"no checkpoint under {self.directory}: train the run first")
+        if step is not None and step not in steps:
+            there = ", ".join(map(str, steps))
+            raise LrkvError(f"no checkpoint of step {step} in {self.directory}: there are {there}")
+        return self.directory / str(steps[-1] if step is None else step)
+
     def manifest(self, step: int | None = None) -> dict[str, Any]:
         """The manifest of a step (by default the newest): configuration, tokens, arrays.
 
         Raises `LrkvError` if there is no such step or its manifest is damaged.
         """
-        path = self._path(self._newest() if step is None else step)
+        path = self.path(step)
         try:
             return layout.read_manifest(path)
         except Damaged as damage:
@@ -198,11 +208,11 @@ class Checkpointer:
         if step is None:
             newest, unsound = self._newest_sound(abstract)
             if newest is None:
-                self._newest()  # raises: there is none
+                self.path()  # raises: there is none
             for damaged, reason in unsound.items():
                 self._warn_of(damaged, reason, "passed over")
             return newest
-        path = self._path(step)
+        path = self.path(step)
         try:
             return step, read_verified(path, abstract, self._processes)
         except Damaged as damage:
@@ -300,19 +310,6 @@ class Checkpointer:
         self._warn(text)
         if self._processes.index == 0:
             layout.sweep(self.directory)
-
-    def _newest(self) -> int:
-        newest = self.latest()
-        if newest is None:
-            raise LrkvError(f"no checkpoint under {self.directory}: train the run first")
-        return newest
-
-    def _path(self, step: int) -> Path:
-        steps = self.steps()
-        if step not in steps:
-            self._newest()  # raises if there is none at all
-            raise LrkvError(f"no checkpoint of step {step}: there are {', '.join(map(str, steps))}")
-        return self.directory / str(step)
 
 
 def best_of(directory: Path, steps: list[int]) -> int | None:

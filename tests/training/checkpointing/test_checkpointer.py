@@ -103,7 +103,7 @@ def test_one_item_is_read_alone_and_what_is_not_there_or_is_another_model_s_is_o
         checkpoints.wait()
         _, restored = checkpoints.restore({"params": ABSTRACT["params"]})
         chex.assert_trees_all_equal(restored, {"params": SMALL["params"]})
-        with pytest.raises(LrkvError, match="no checkpoint of step 3: there are 4"):
+        with pytest.raises(LrkvError, match="no checkpoint of step 3 in .*: there are 4"):
             checkpoints.restore({}, 3)
         with pytest.raises(LrkvError, match="cannot be read as this model") as error:
             checkpoints.restore(other)
