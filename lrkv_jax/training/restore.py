@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,6 +10,7 @@ import jax
 from jax.sharding import Mesh
 
 from lrkv_jax.config import MeshConfig, ModelConfig
+from lrkv_jax.config.differences import covers
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.distributed.rules import parameter_shardings
 from lrkv_jax.errors import LrkvError
@@ -21,7 +22,10 @@ from lrkv_jax.training.run_dir import asked_dtype, read_run
 
 
 def load_run(
-    directory: str | Path, *, step: int | str | None = None, overrides: Sequence[str] = ()
+    directory: str | Path,
+    *,
+    step: int | str | None = None,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
 ) -> TrainedRun:
     """Read a run with the parameters of its newest step, of `step`, or of the `best` one kept.
 
@@ -32,12 +36,14 @@ def load_run(
     was validated.
     """
     config = read_run(directory, overrides)
-    requested, named = asked_dtype(directory, config), "model.dtype="
+    texts = [overrides] if isinstance(overrides, str) else overrides  # of a mapping, its keys
+    changed = [text.partition("=")[0].strip() for text in texts]
+    requested = asked_dtype(directory, config)
     # Requested as auto, it may have become a different dtype on the training machine.
-    if requested != config.model.dtype and not any(one.startswith(named) for one in overrides):
+    if requested != config.model.dtype and not covers(changed, "model.dtype"):
         model = config.model.model_copy(update={"dtype": resolve_dtype(requested).name})
         config = config.model_copy(update={"model": model})
-    if not any(override.startswith("mesh.") for override in overrides):
+    if not any(covers(["mesh"], key) for key in changed):
         config = config.model_copy(update={"mesh": MeshConfig(data=-1, fsdp=1)})
     mesh = make_mesh(config.mesh)
     step, params = restore_parameters(directory, config.model, mesh, step)

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -158,18 +158,12 @@ def asked_dtype(directory: str | Path, config: RunConfig) -> str:
     return starts[-1].get("asked_dtype", config.model.dtype) if starts else config.model.dtype
 
 
-def read_run(directory: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
+def read_run(directory: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
     """The configuration that a run was trained with; raises `LrkvError` if there is no run."""
-    saved = _saved_config(directory)
-    return load_config(saved, overrides).model_copy(update={"run_dir": str(directory)})
-
-
-def _saved_config(directory: str | Path) -> Path:
-    """The file that makes a directory a run's; raises `LrkvError` if there is none."""
     saved = Path(directory) / "config.yaml"
     if not saved.is_file():
         raise LrkvError(f"{directory} is not a run: it has no config.yaml")
-    return saved
+    return load_config(saved, overrides).model_copy(update={"run_dir": str(directory)})
 
 
 def is_training(directory: str | Path) -> bool:

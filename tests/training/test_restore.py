@@ -56,7 +56,8 @@ def test_auto_is_what_suits_this_machine_whatever_trained_the_run(finished_run, 
     assert auto in history.read_text()
     config.write_text(config.read_text().replace("dtype: float32", "dtype: bfloat16", 1))
     assert restore.load_run(folder).config.model.dtype == "float32"
-    overrides = ["model.dtype=bfloat16"]
-    assert restore.load_run(folder, overrides=overrides).config.model.dtype == "bfloat16"
+    text = "model.dtype=bfloat16"
+    for overrides in ([text], text, {"model.dtype": "bfloat16"}, {"model": {"dtype": "bfloat16"}}):
+        assert restore.load_run(folder, overrides=overrides).config.model.dtype == "bfloat16"
     history.write_text(history.read_text().replace(auto, auto.replace("auto", "bfloat16")))
     assert restore.load_run(folder).config.model.dtype == "bfloat16"
