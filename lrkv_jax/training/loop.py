@@ -88,20 +88,29 @@ def train(
             warn=progress.warn, processes=processes,
         ))  # fmt: skip
         total = setup.config.train.total_steps
-        end = min(total, until or total)
-        state, start, program = _prepare(
-            setup, checkpoints, end, progress, allow, config.model.dtype
-        )
-        if program is None:
+        end = total if until is None else min(total, until)
+        abstract = abstract_state(setup.config, setup.mesh)
+        saved = max(checkpoints.agreed(), default=0)
+        with progress.doing("restore" if saved else "init", saved):
+            state, start, data = restore_or_init(setup, checkpoints, abstract, allow)
+        if start >= end:
             more = "train.steps" if start >= total else "--until"
             progress.info(
                 f"{setup.directory}: already at step {start} of {total}; raise {more} to train "
                 "longer"
             )
             return TrainResult(setup.directory, start, start >= total, None, False)
+        _introduce(setup, start, progress)
+        for line in record_start(
+            setup.config, start, data, processes, setup.mesh.size, config.model.dtype
+        ):
+            progress.info(line)
+        with progress.doing(COMPILE, start):
+            program = compiled_step(setup, abstract)
+        progress.info(str(program))
         if start:
-            saved = checkpoints.manifest(start)["tokens"]
-            setup = replace(setup, more_tokens=saved - setup.tokens_until(start))
+            tokens = checkpoints.manifest(start)["tokens"]
+            setup = replace(setup, more_tokens=tokens - setup.tokens_until(start))
         stopping = stopping or stack.enter_context(Stopping(processes=processes))
         stop_requested = stack.enter_context(stopping.hold(start, progress.warn))
         writes = processes.index == 0
@@ -123,36 +132,6 @@ def train(
             checkpoints.wait()
         _check_saved(setup, checkpoints, step, stopped, progress)
     return TrainResult(setup.directory, step, step >= total, callbacks.last_validation, stopped)
-
-
-def _prepare(
-    setup: Setup,
-    checkpoints: Checkpointer,
-    end: int,
-    progress: ProgressDisplay,
-    allow: Collection[str],
-    asked_dtype: str,
-) -> tuple[TrainState, int, Compiled | None]:
-    """The state to start from, its step, and the step's program.
-
-    The program is None where the run is at its `end` already. `asked_dtype` is the requested dtype,
-    auto or not.
-    """
-    abstract = abstract_state(setup.config, setup.mesh)
-    saved = checkpoints.agreed()
-    done = max(saved, default=0) >= end
-    with progress.doing("restore" if saved else "init", end if done else 0):
-        state, start, data = restore_or_init(setup, checkpoints, abstract, allow)
-    if start >= end:
-        return state, start, None
-    _introduce(setup, start, progress)
-    devices = setup.mesh.size
-    for line in record_start(setup.config, start, data, setup.processes, devices, asked_dtype):
-        progress.info(line)
-    with progress.doing(COMPILE, start):
-        program = compiled_step(setup, abstract)
-    progress.info(str(program))
-    return state, start, program
 
 
 def _introduce(setup: Setup, start: int, progress: ProgressDisplay) -> None:
@@ -211,7 +190,6 @@ class _Loop:
         """Run steps start + 1 to end; return the last one done, and whether a signal stopped it."""
         setup, callbacks, watchdog = self._setup, self._callbacks, self._progress.watchdog
         pending, step, stopped = None, start, False
-        self._meter.restart()
         watchdog.at("data", step + 1)
         for tokens_bU in setup.loader.iterate(start, end):
             watchdog.at("step", step + 1)
