@@ -74,13 +74,11 @@ def train(
         check_wandb()
     with contextlib.ExitStack() as stack:
         progress = stack.enter_context(ProgressDisplay(console, config.watchdog, processes))
-        lock = stack.enter_context(RunLock(config.directory, processes))
         resolved, mesh = resolve_with_mesh(config, devices, processes)
         with progress.doing("data", 0):
             setup = prepare_data(resolved, mesh, processes)
-        lock.take(if_there=True)  # before anything of another's is touched
         open_run(setup.config, allow, processes)
-        lock.take()
+        stack.enter_context(RunLock(setup.directory, processes))
         stack.enter_context(jax.set_mesh(setup.mesh))
         stack.enter_context(progress.watchdog)
         checkpoints = stack.enter_context(Checkpointer(

@@ -182,12 +182,13 @@ def is_training(directory: str | Path) -> bool:
 
 
 class RunLock:
-    """The right to train in a directory; use as a context manager around `take`.
+    """The right to train in a directory, held while this context manager is entered.
 
     The file `lock` names its holder and is locked by it (`fcntl.lockf`: the kernel, or an NFS
     server, frees it when the process ends; children do not inherit it). On a file system that
     passes no locks between hosts, a second trainer is only seen on the same host. Of several
-    `processes`, process 0 holds it for all.
+    `processes`, process 0 holds it for all. Entering raises `LrkvError`, in all processes, while
+    another run holds it.
     """
 
     def __init__(self, run_dir: str | Path, processes: Processes):
@@ -195,6 +196,12 @@ class RunLock:
         self._file: int | None = None
 
     def __enter__(self) -> RunLock:
+        with self._processes.together():
+            if self._processes.index == 0:
+                try:
+                    self._file = self._locked()
+                except OSError as error:
+                    raise unusable(self.path.parent, error) from error
         return self
 
     def __exit__(self, *_) -> None:
@@ -202,22 +209,6 @@ class RunLock:
             with contextlib.suppress(OSError):
                 self.path.unlink()
             os.close(self._file)  # frees it
-            self._file = None
-
-    def take(self, *, if_there: bool = False) -> None:
-        """Take the lock, unless this process has it; with `if_there` only where its file exists.
-
-        Raises `LrkvError`, in all processes, while another run holds it.
-        """
-        with self._processes.together():
-            if self._processes.index or self._file is not None:
-                return
-            if if_there and not os.path.exists(self.path):
-                return
-            try:
-                self._file = self._locked()
-            except OSError as error:
-                raise unusable(self.path.parent, error) from error
 
     def _locked(self) -> int:
         """A descriptor of the file, locked by this process where the file system has locks."""

@@ -38,17 +38,12 @@ def held(directory):
 
 
 def take_and_release(directory):
-    with RunLock(directory, Processes()) as lock:
-        lock.take()
-        lock.take()  # it is there
+    with RunLock(directory, Processes()):
         assert f"process {os.getpid()} on " in (directory / "lock").read_text()
     assert not (directory / "lock").exists()
 
 
 def test_a_live_holder_is_named_and_its_death_frees_the_lock(tmp_path):
-    with RunLock(tmp_path, Processes()) as lock:
-        lock.take(if_there=True)
-        assert os.listdir(tmp_path) == []
     with held(tmp_path):
         with pytest.raises(LrkvError, match="process 7 on hal: wait"):
             take_and_release(tmp_path)
