@@ -6,19 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import jax
 from jax.sharding import Mesh
 
 from lrkv_jax.config import MeshConfig, ModelConfig
 from lrkv_jax.config.differences import covers
 from lrkv_jax.distributed.mesh import make_mesh
-from lrkv_jax.distributed.rules import parameter_shardings
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.models.layers import resolve_dtype
-from lrkv_jax.models.transformer import abstract_parameters, specs
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.run_dir import asked_dtype, read_run
+from lrkv_jax.training.state import placed_parameters
 
 
 def load_run(
@@ -57,13 +55,6 @@ def restore_parameters(
 
     Raises `LrkvError` as `Checkpointer.restore` does.
     """
-    shapes = abstract_parameters(model)
-    shardings = parameter_shardings(specs(model), shapes, mesh)
-    abstract = jax.tree.map(
-        lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
-        shapes,
-        shardings,
-    )
     with Checkpointer(Path(directory) / "checkpoints") as checkpoints:
         if step == "best":
             step = checkpoints.best()
@@ -71,5 +62,7 @@ def restore_parameters(
                 raise LrkvError(
                     f"no step kept in {directory} was validated: name one, or leave step out"
                 )
-        found, items = checkpoints.restore({"params": abstract}, cast(int | None, step))
+        found, items = checkpoints.restore(
+            {"params": placed_parameters(model, mesh)}, cast(int | None, step)
+        )
     return found, items["params"]

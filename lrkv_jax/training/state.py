@@ -11,10 +11,10 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Int, Key
 
-from lrkv_jax.config import RunConfig
+from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.distributed.rules import parameter_shardings, replicated
 from lrkv_jax.models.layers import resolve_dtype
-from lrkv_jax.models.transformer import init_parameters, specs
+from lrkv_jax.models.transformer import abstract_parameters, init_parameters, specs
 from lrkv_jax.optim import make_optimizer
 from lrkv_jax.training.guard import GuardState
 
@@ -75,16 +75,28 @@ def optimizer_of(config: RunConfig) -> optax.GradientTransformation:
 
 
 def new_state(config: RunConfig) -> TrainState:
-    """The state before the first step: a pure function of `config`, for jit or eval_shape."""
-    params, taught = init_parameters(config.model, config.train.seed), config.train.teacher_model
+    """The state before the first step: a pure function of `config`, for jit or eval_shape.
+
+    It has no teacher: that one is restored, not made.
+    """
+    params = init_parameters(config.model, config.train.seed)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=optimizer_of(config).init(params),
         rng=jax.random.key(config.train.seed),
         guard=GuardState.fresh(),
-        teacher=() if taught is None else init_parameters(taught, 0),
     )
+
+
+def placed_parameters(model: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:
+    """A model's parameters as `jax.ShapeDtypeStruct`s with their placement in training."""
+    shapes = abstract_parameters(model)
+    return jax.tree.map(_at, shapes, parameter_shardings(specs(model), shapes, mesh))
+
+
+def _at(leaf, where):
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
 
 
 def abstract_state(config: RunConfig, mesh: Mesh | AbstractMesh) -> TrainState:
@@ -93,18 +105,12 @@ def abstract_state(config: RunConfig, mesh: Mesh | AbstractMesh) -> TrainState:
     Moments are next to their parameter, scalars everywhere.
     """
 
-    def at(leaf, where):
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where)
-
-    def placed(model, params):
-        return jax.tree.map(at, params, parameter_shardings(specs(model), params, mesh))
-
     def next_to(moment, param):
-        return moment if isinstance(moment, optax.MaskedNode) else at(moment, param.sharding)
+        return moment if isinstance(moment, optax.MaskedNode) else _at(moment, param.sharding)
 
     abstract = jax.eval_shape(lambda: new_state(config))
-    abstract = jax.tree.map(lambda leaf: at(leaf, replicated(mesh)), abstract)
-    params, taught = placed(config.model, abstract.params), config.train.teacher_model
+    abstract = jax.tree.map(lambda leaf: _at(leaf, replicated(mesh)), abstract)
+    params, taught = placed_parameters(config.model, mesh), config.train.teacher_model
     opt_state = optax.tree_map_params(
         optimizer_of(config),
         next_to,
@@ -112,7 +118,7 @@ def abstract_state(config: RunConfig, mesh: Mesh | AbstractMesh) -> TrainState:
         params,
         is_leaf=lambda leaf: isinstance(leaf, optax.MaskedNode),
     )
-    teacher = () if taught is None else placed(taught, abstract.teacher)
+    teacher = () if taught is None else placed_parameters(taught, mesh)
     return replace(abstract, params=params, opt_state=opt_state, teacher=teacher)
 
 
@@ -122,14 +128,11 @@ def state_shardings(config: RunConfig, mesh: Mesh | AbstractMesh) -> TrainState:
 
 
 def init_state(config: RunConfig, mesh: Mesh) -> TrainState:
-    """A fresh state, made where it lives: no device ever holds more than its share.
-
-    It has no teacher: that one is restored, not made.
-    """
+    """A `new_state`, made where it lives: no device ever holds more than its share."""
     where = replace(state_shardings(config, mesh), teacher=())
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     return jax.jit(
-        lambda: replace(new_state(config), teacher=()),
+        lambda: new_state(config),
         out_shardings=where,
         # It runs once: made in 1 s instead of 2 to 3, it gives the same bits.
         compiler_options={"xla_backend_optimization_level": "1"} if on_cpu else None,
