@@ -37,15 +37,6 @@ def make_optimizer(
     Newton–Schulz iterations. Decay is decoupled and scaled by the group's learning rate:
     w ← w − lr · (direction + decay · w).
 
-    Of the state's leaves, those under `momentum` (Muon), `mu` and `nu` (Adam) have the shapes of
-    the parameters, and the rest are scalar counts. To place or visit them by parameter:
-
-        optax.tree_map_params(optimizer, place, state, shardings,
-                              transform_non_params=replicate,
-                              is_leaf=lambda x: isinstance(x, optax.MaskedNode))
-
-    where `place` returns a MaskedNode (a parameter of another group) as it is.
-
     Raises LrkvError when the warm-up does not fit in `total_steps`.
     """
     rates = learning_rates(config, total_steps)

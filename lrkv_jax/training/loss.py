@@ -163,28 +163,22 @@ def _parameter_parts(config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:
 
 def _on_vocabulary(cross_entropy, config, chunk, out_specs):
     """The loss of (x, kernel [D, V], targets), each tensor shard with its columns."""
-    split = (
-        config.vocabulary % manual_sharding.size(TENSOR) == 0 and manual_sharding.size(TENSOR) > 1
-    )
-    axis = TENSOR if split else None
+    shards = manual_sharding.size(TENSOR)
+    axis = TENSOR if shards > 1 and config.vocabulary % shards == 0 else None
+    columns = PartitionSpec(None, axis)
 
     def on(x_btD, kernel_DV, *targets, teacher=None):
-        how = {"softcap": config.softcap, "chunk": chunk, "axis": axis}
-        columns = PartitionSpec(None, axis)
-        if teacher is None:
+        theirs = () if teacher is None else (teacher.x_BTE, teacher.kernel_EV)
 
-            def local(x_btD, kernel_DV, targets):
-                return cross_entropy(x_btD, kernel_DV, *targets, **how)
+        def local(x_btD, kernel_DV, targets, *theirs):
+            how = {"softcap": config.softcap, "chunk": chunk, "axis": axis}
+            if theirs:
+                how["teacher"] = Teacher(*theirs, teacher.softcap)
+            return cross_entropy(x_btD, kernel_DV, *targets, **how)
 
-            parts = HERE, columns, HERE
-            return manual_sharding.over_tensor(local, parts, out_specs)(x_btD, kernel_DV, targets)
-
-        def local_of_teacher(x_btD, kernel_DV, targets, x_btE, kernel_EV):
-            one = Teacher(x_btE, kernel_EV, teacher.softcap)
-            return cross_entropy(x_btD, kernel_DV, *targets, teacher=one, **how)
-
-        parts = HERE, columns, HERE, HERE, columns
-        arrays = x_btD, kernel_DV, targets, teacher.x_BTE, teacher.kernel_EV
-        return manual_sharding.over_tensor(local_of_teacher, parts, out_specs)(*arrays)
+        parts = (HERE, columns, HERE, HERE, columns)[: 3 + len(theirs)]
+        return manual_sharding.over_tensor(local, parts, out_specs)(
+            x_btD, kernel_DV, targets, *theirs
+        )
 
     return on
