@@ -117,16 +117,11 @@ def global_norm(tree: Any, specs: Any) -> Float[Array, ""]:
 
     def local(leaves):
         squares = [
-            jnp.sum(jnp.square(x)) * (_pieces(place, mesh) / mesh.size)
+            # What is split counts once, and what has copies as one of them.
+            jnp.sum(jnp.square(x)) * (math.prod(mesh.shape[n] for n in place if n) / mesh.size)
             for x, place in zip(leaves, places, strict=True)
         ]
         return jnp.sqrt(lax.psum(sum(squares), mesh.axis_names))
 
     out = PartitionSpec()
     return jax.shard_map(local, in_specs=(places,), out_specs=out, check_vma=False)(leaves)
-
-
-def _pieces(place, mesh):
-    """The number of pieces of a split leaf; its other copies count as one."""
-    names = [n for entry in place for n in (entry if isinstance(entry, tuple) else (entry,)) if n]
-    return math.prod(mesh.shape[name] for name in names)

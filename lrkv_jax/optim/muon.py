@@ -94,8 +94,7 @@ def scale_by_muon(
     beta_of = momentum if callable(momentum) else optax.constant_schedule(momentum)
 
     def orthogonal(u: Array, spec: WeightSpec) -> Array:
-        fan_in, fan_out = spec.fans(u.shape)
-        u_IO = u.reshape(*u.shape[: spec.batch], fan_in, fan_out)
+        u_IO = u.reshape(-1, *spec.fans(u.shape))
         return orthogonalize(u_IO, iterations=iterations, dtype=dtype).reshape(u.shape)
 
     def directions(us: list[Array], specs: list[WeightSpec]) -> list[Array]:

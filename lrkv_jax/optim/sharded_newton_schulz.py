@@ -46,8 +46,7 @@ def layout_of(spec: WeightSpec, shape: Sequence[int], mesh) -> MatrixLayout:
     middle = spec.batch + spec.inputs
 
     def axes(part):
-        names = [name for name in part if name is not None]
-        return tuple(name for name in names if mesh.shape[name] > 1)
+        return tuple(name for name in part if name and mesh.shape[name] > 1)
 
     batch, inputs, outputs = places[: spec.batch], places[spec.batch : middle], places[middle:]
     fan_in, fan_out = spec.fans(shape)
@@ -95,9 +94,7 @@ def orthogonalize_on_mesh(
 
 def _matrices(weight, spec, layout):
     """This device's part of a weight as [n, a, b]."""
-    middle = spec.batch + spec.inputs
-    batch, fan_in = math.prod(weight.shape[: spec.batch]), weight.shape[spec.batch : middle]
-    x = weight.reshape(batch, math.prod(fan_in), -1)
+    x = weight.reshape(-1, *spec.fans(weight.shape))
     return x.mT if layout.flip else x
 
 

@@ -128,9 +128,7 @@ class Checkpointer:
         before; it raises nothing.
         """
         self.wait()
-        if step in self.agreed():
-            return
-        if self._fails(step, first):
+        if step in self.agreed() or self._fails(step, first):
             return
         self._started = True
         arrays = {
@@ -244,12 +242,13 @@ class Checkpointer:
             try:
                 items = read_verified(self.directory / str(step), abstract, self._processes)
             except Damaged as damage:
-                if self._is_gone(step):  # a run that trains meanwhile has deleted it: look again
+                there = (self.directory / str(step)).exists()
+                if not self._processes.exchange(there)[0]:  # deleted by a run that trains meanwhile
                     return self._newest_sound(abstract)
                 unsound[step] = str(damage)
                 continue
             return (step, items), unsound
-        damaged = layout.damaged_steps(self.directory)
+        damaged = sorted((self.directory / layout.DAMAGED).glob("*"))
         if not unsound and not damaged:
             return None, {}
         reasons = "; ".join(f"step {step}: {reason}" for step, reason in unsound.items())
@@ -260,10 +259,6 @@ class Checkpointer:
             + (f"; set aside before: {damaged_names}" if damaged else "")
             + ": copy a sound one back, or delete the directory to start again from step 0"
         )
-
-    def _is_gone(self, step: int) -> bool:
-        there = (self.directory / str(step)).exists()
-        return not self._processes.exchange(there)[0]
 
     def _set_aside(self, step: int, reason: str) -> None:
         try:
@@ -303,11 +298,10 @@ class Checkpointer:
         self._processes.end_at_once = True
         newest = self.latest()
         left = "there is none yet" if newest is None else f"the newest is of step {newest}"
-        text = (
+        self._warn(
             f"CHECKPOINT OF STEP {step} FAILED ({one_line(error, self.directory)}): training "
             f"continues, {left}; {self.failures} failed so far"
         )
-        self._warn(text)
         if self._processes.index == 0:
             layout.sweep(self.directory)
 

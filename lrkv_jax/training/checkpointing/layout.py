@@ -83,11 +83,6 @@ def set_aside(step: Path) -> Path:
     return target
 
 
-def damaged_steps(directory: Path) -> list[Path]:
-    """The steps that were set aside before."""
-    return sorted((directory / DAMAGED).glob("*"))
-
-
 @cache
 def versions() -> dict[str, str]:
     """The versions of the libraries that a checkpoint was written with."""
