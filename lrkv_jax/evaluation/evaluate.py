@@ -186,7 +186,7 @@ def _loss_on(run: TrainedRun, batches: Iterable[np.ndarray]) -> dict[str, float]
         config.model, run.mesh, token_bytes_V,
         chunk=config.train.loss_chunk, batch_format=BatchFormat.of(config, run.tokenizer.bos),
     )  # fmt: skip
-    return validate(run.params, batches).as_dict()
+    return asdict(validate(run.params, batches))
 
 
 def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:

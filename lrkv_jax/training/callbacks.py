@@ -91,7 +91,7 @@ class Callbacks:
         train = self.config.train
         if self._due(train.save_every, step):
             self.save(state, step)
-        if self._due(train.sample_every, step) and train.sample_tokens:
+        if self._due(train.sample_every, step) and train.sample_tokens and train.sample_prompts:
             with self._progress.doing("sampling", step):
                 self._sample(state, step)
 
@@ -121,8 +121,8 @@ class Callbacks:
         if self.config.data.mixture is not None:
             stop = ChatFormat(tokenizer).stop_token_ids
         seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)
-        length = max(map(len, prompts), default=0) + train.sample_tokens
-        engine = Engine(self.config.model, state.params, batch=len(prompts) or 1, length=length)
+        length = max(map(len, prompts)) + train.sample_tokens
+        engine = Engine(self.config.model, state.params, batch=len(prompts), length=length)
         continued = engine.generate(
             prompts, train.sample_tokens, sampling=SAMPLING, seed=seed, stop=stop
         )

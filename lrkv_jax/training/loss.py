@@ -71,7 +71,6 @@ def make_gradient(
     """
     model, train = config.model, config.train
     microbatches = train.grad_accum_steps
-    token_bytes_V = np.asarray(token_bytes_V)
     parts = math.prod(mesh.shape[axis] for axis in manual_sharding.MANUAL_AXES) * microbatches
     axes = [spec.axes for spec in jax.tree.leaves(specs(model))]
     in_layers = [names[0] == LAYERS for names in axes]

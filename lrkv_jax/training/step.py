@@ -31,8 +31,7 @@ def make_train_step(
 ) -> Any:
     """The run's step on a mesh, jitted: (state, tokens [B, T + 1]) → (state, metrics).
 
-    It consumes the state. Gradients of `accumulation` microbatches are averaged before the
-    optimizer sees them. Metrics are scalars by name: `loss` (nats per target), `bpb` (specials
+    It consumes the state. Metrics are scalars by name: `loss` (nats per target), `bpb` (specials
     excluded), `grad_norm` before clipping, each group's learning rate, what the guard found
     (`spike`, `skipped`, `in_a_row`), and a fingerprint of the `batch`.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -34,9 +34,6 @@ class HeldOutLoss:
     tokens: int
     bytes: int
 
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
-
 
 def make_validation(
     config: ModelConfig,
@@ -52,10 +49,8 @@ def make_validation(
     does not depend on how records are batched. Batches that the mesh's batch axes do not divide
     are filled up with rows of token 0 that count nowhere; nor do tokens that are no targets.
     """
-    token_bytes_V = np.asarray(token_bytes_V)
     devices = mesh.shape["data"] * mesh.shape["fsdp"]
     bytes_of = jnp.asarray(token_bytes_V)
-
     losses = make_loss(config, mesh, chunk=chunk, batch_format=batch_format)
 
     def bytes_at(tokens_BT, bytes_V):
