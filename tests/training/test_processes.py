@@ -1,6 +1,7 @@
 """A run of two processes with four devices each is the run of one process with eight."""
 
 import io
+import shutil
 
 import jax
 import numpy as np
@@ -107,6 +108,17 @@ def test_a_run_directory_that_is_not_shared_is_named(tmp_path, pages):
     assert first.err.count("\n") == 1 and first.err.startswith("lrkv: process 1 on ")
     assert str(tmp_path / "run-0") in first.err and "file system that all hosts share" in first.err
     assert second.err == "" and first.out == second.out == ""
+
+
+def test_a_run_without_a_sound_step_is_told_once(tmp_path, finished_run):
+    """Every process printed the line."""
+    run = shutil.copytree(finished_run.directory, tmp_path / "run")
+    (run / "checkpoints/6/manifest.json").write_text("")
+    command = "train", run / "config.yaml", f"run_dir={run}", "mesh.fsdp=8"
+    with several(["-m", "lrkv_jax.cli", *command]) as running:
+        first, second = ends(running, LIMIT)
+    assert (first.code, second.code) == (2, 2)
+    assert first.err.count("\n") == 1 and "is sound (step 6" in first.err and second.err == ""
 
 
 def test_a_command_of_one_process_refuses_to_be_several(tmp_path):

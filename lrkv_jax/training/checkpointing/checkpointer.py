@@ -253,12 +253,13 @@ class Checkpointer:
             return None, {}
         reasons = "; ".join(f"step {step}: {reason}" for step, reason in unsound.items())
         damaged_names = ", ".join(path.name for path in damaged)
-        raise LrkvError(
-            f"no checkpoint under {self.directory} is sound"
-            + (f" ({reasons})" if reasons else "")
-            + (f"; set aside before: {damaged_names}" if damaged else "")
-            + ": copy a sound one back, or delete the directory to start again from step 0"
-        )
+        with self._processes.together():  # all have failed: process 0 reports it
+            raise LrkvError(
+                f"no checkpoint under {self.directory} is sound"
+                + (f" ({reasons})" if reasons else "")
+                + (f"; set aside before: {damaged_names}" if damaged else "")
+                + ": copy a sound one back, or delete the directory to start again from step 0"
+            )
 
     def _set_aside(self, step: int, reason: str) -> None:
         try:
@@ -330,7 +331,8 @@ def read_verified(path: Path, abstract: dict[str, Any], processes: Processes) ->
     wrong configuration is not damage.
     """
     content = _together(lambda: _checked(path, set(abstract), processes), processes)
-    _check_fits(path, content["arrays"], abstract)
+    with processes.together():
+        _check_fits(path, content["arrays"], abstract)
     items = _together(lambda: _loaded(path, abstract), processes)
     for name, found in zip(named(items), as_hex(fingerprints(items)), strict=True):
         if found != content["arrays"][name]["fingerprint"]:
