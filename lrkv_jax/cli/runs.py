@@ -75,17 +75,15 @@ def evaluate(
     Its held-out loss, its cached decode against the forward, and benchmarks.
     """
     shared.start_alone("evaluate")
-    with working("starting, for some seconds"):
+    with working("reading and evaluating the run") as progress:
         from lrkv_jax.evaluation.benchmark import BenchmarkSettings
         from lrkv_jax.evaluation.evaluate import evaluate as run_evaluation
         from lrkv_jax.evaluation.show import print_evaluation
 
-    settings = BenchmarkSettings(
-        folder=data, limit=limit,
-        samples=samples, temperature=temperature, top_p=top_p, max_new_tokens=tokens, seed=seed,
-        run_model_code=run_model_code,
-    )  # fmt: skip
-    with working("reading and evaluating the run") as progress:
+        settings = BenchmarkSettings(
+            folder=data, limit=limit, samples=samples, temperature=temperature, top_p=top_p,
+            max_new_tokens=tokens, seed=seed, run_model_code=run_model_code,
+        )  # fmt: skip
         result = run_evaluation(
             run, tasks=shared.names(tasks), batch=batch, step=shared.step_named(step),
             settings=settings, overrides=overrides or [], progress=progress,

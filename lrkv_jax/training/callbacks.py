@@ -140,54 +140,42 @@ class Callbacks:
                 self._progress.warn(f"{path} cannot be written ({error.strerror})")
 
 
-class SkippedSteps:
-    """Checks every step's numbers, one step behind the devices."""
+def checked_row(setup: Setup, progress: ProgressDisplay, row: dict[str, Any]) -> dict[str, Any]:
+    """A step's row for the log: `spike` and `skipped_in_a_row` only where there is one.
 
-    def __init__(self, setup: Setup, progress: ProgressDisplay):
-        self._config, self._loader = setup.config.guard, setup.loader
-        self._progress, self._processes = progress, setup.processes
-
-    def check(self, row: dict[str, Any]) -> dict[str, Any]:
-        """The row for the log: `spike` and `skipped_in_a_row` only where there is one.
-
-        Warns of both.
-        """
-        row = row | {"batch": f"{row['batch']:08x}"}
-        in_a_row, height = row.pop("in_a_row"), row.pop("spike")
-        spike = self._config.spike is not None and height > self._config.spike
-        if spike:
-            row["spike"] = height
-        if in_a_row:
-            row["skipped_in_a_row"] = in_a_row
-            self._warn_of(row)
-        elif spike:
-            self._progress.warn(
-                f"step {row['step']}: loss {row['loss']:.4g} is {height:.0f} deviations above the "
-                f"last ones, gradient norm {row['grad_norm']:.3g}, batch {row['batch']}: taken "
-                "(guard.skip_spikes=true leaves such steps out)"
-            )
-        return row
-
-    def stop_if_hopeless(self, row: dict[str, Any]) -> None:
-        """Raise `LrkvError` after `guard.stop_after` skipped steps in a row."""
-        if row.get("skipped_in_a_row", 0) >= self._config.stop_after:
-            with self._processes.together():  # all stop here: process 0 reports it
-                raise LrkvError(
-                    f"{row['skipped_in_a_row']} steps in a row were skipped, up to step "
-                    f"{row['step']}: a lower learning rate or a higher guard.stop_after resumes "
-                    "from the last checkpoint"
-                )
-
-    def _warn_of(self, row: dict[str, Any]) -> None:
-        records = self._loader.records_of(row["step"] - 1)
+    Warns of both.
+    """
+    row = row | {"batch": f"{row['batch']:08x}"}
+    in_a_row, height, limit = row.pop("in_a_row"), row.pop("spike"), setup.config.guard.spike
+    spike = limit is not None and height > limit
+    if spike:
+        row["spike"] = height
+    if in_a_row:
+        row["skipped_in_a_row"] = in_a_row
+        records = setup.loader.records_of(row["step"] - 1)
         shown = ", ".join(map(str, records[:8])) + (", ..." if len(records) > 8 else "")
-        what = "not finite" if not _finite(row) else f"a spike of {row['spike']:.0f} deviations"
-        self._progress.warn(
+        finite = math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"])
+        what = f"a spike of {height:.0f} deviations" if finite else "not finite"
+        progress.warn(
             f"STEP {row['step']} SKIPPED, {what}: loss {row['loss']:.4g}, gradient norm "
             f"{row['grad_norm']:.4g}, batch {row['batch']} of records {shown}; "
             f"{row['skipped']} skipped so far"
         )
+    elif spike:
+        progress.warn(
+            f"step {row['step']}: loss {row['loss']:.4g} is {height:.0f} deviations above the "
+            f"last ones, gradient norm {row['grad_norm']:.3g}, batch {row['batch']}: taken "
+            "(guard.skip_spikes=true leaves such steps out)"
+        )
+    return row
 
 
-def _finite(row: dict[str, Any]) -> bool:
-    return math.isfinite(row["loss"]) and math.isfinite(row["grad_norm"])
+def stop_if_hopeless(setup: Setup, row: dict[str, Any]) -> None:
+    """Raise `LrkvError` after `guard.stop_after` skipped steps in a row."""
+    if row.get("skipped_in_a_row", 0) >= setup.config.guard.stop_after:
+        with setup.processes.together():  # all stop here: process 0 reports it
+            raise LrkvError(
+                f"{row['skipped_in_a_row']} steps in a row were skipped, up to step "
+                f"{row['step']}: a lower learning rate or a higher guard.stop_after resumes "
+                "from the last checkpoint"
+            )

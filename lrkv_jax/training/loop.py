@@ -19,7 +19,7 @@ from lrkv_jax.distributed.rules import as_argument
 from lrkv_jax.distributed.stopping import Stopping, StopRequest
 from lrkv_jax.distributed.watchdog import COMPILE
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.training.callbacks import Callbacks, SkippedSteps
+from lrkv_jax.training.callbacks import Callbacks, checked_row, stop_if_hopeless
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.metrics import Meter, MetricsLog, Profile, WandB, check_wandb, read_metrics
 from lrkv_jax.training.progress import ProgressDisplay
@@ -178,7 +178,7 @@ class _Loop:
     ):
         self._setup, self._program, self._callbacks = setup, program, callbacks
         self._log, self._progress, self._profile = log, progress, profile
-        self._skipped_steps, self._meter = SkippedSteps(setup, progress), Meter(setup)
+        self._meter = Meter(setup)
         # In the first row alone.
         self._more = {"compile_seconds": program.seconds, "compile_cached": program.cached}
 
@@ -227,7 +227,7 @@ class _Loop:
 
     def _report(self, row: dict[str, Any]) -> None:
         """Log and show a row; raises `LrkvError` where the guard has skipped too many steps."""
-        row = self._skipped_steps.check(row)
+        row = checked_row(self._setup, self._progress, row)
         self._log.row(row)
         self._progress.step(row)
-        self._skipped_steps.stop_if_hopeless(row)
+        stop_if_hopeless(self._setup, row)

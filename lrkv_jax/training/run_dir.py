@@ -118,8 +118,8 @@ def record_start(
                 # A folder that moved, and whose content is as it was.
                 moved = change.role == "data" and change.key not in same
                 role = "placement" if moved else change.role
-                rows.append({"time": now, "step": step, "event": "change", **vars(change)})
-                rows[-1]["role"] = role
+                what = vars(change) | {"role": role}
+                rows.append({"time": now, "step": step, "event": "change", **what})
                 lines.append(f"from step {step} on, {change.key} is {change.new}, not {change.old}")
             try:
                 text = "".join(f"{json.dumps(row, default=_plain)}\n" for row in rows)
