@@ -531,13 +531,17 @@ class RunConfig(Group):
     run_dir: Path | None = placement("The run's directory. Null is runs/NAME-ATTENTION.", None)
 
     @model_validator(mode="after")
-    def _window_fits(self) -> RunConfig:
+    def _fits(self) -> RunConfig:
         window, context = self.model.window, self.train.seq_len
         if window is not None and window > context:
             raise LrkvError(
                 f"model.window = {window} is above train.seq_len = {context}: use {context} or "
                 "less, or null"
             )
+        if self.init_step is not None and self.init_from is None:
+            raise LrkvError(f"init_step = {self.init_step} is of a run: give init_from")
+        if self.guard.skip_spikes and self.guard.spike is None:
+            raise LrkvError("guard.skip_spikes = true, and guard.spike = null: give it a number")
         return self
 
     @property

@@ -166,6 +166,8 @@ def test_any_settings_survive_the_round_trip(tmp_path, values):
             "model.layers_pattern = SSSSG, 5 layers, does not divide model.layers = 12",
         ),
         ("model.window=2049", "model.window = 2049 is above train.seq_len = 2048: use 2048 or"),
+        ("init_step=5", "init_step = 5 is of a run: give init_from"),
+        ("guard={spike: null, skip_spikes: true}", "and guard.spike = null: give it a number"),
         ("model.window_attention=gqa", "window_attention is of layers S, and there is no"),
         ("model.window_attention=gqq", "= gqq is not a variant: did you mean gqa?"),
         (
