@@ -106,27 +106,21 @@ class Callbacks:
         with self._progress.doing("save", step):
             self.checkpoints.save(step, checkpoint_items(state), about, loss, first=self._log.sync)
 
-    def failed_saves(self) -> dict[str, int]:
-        """The number of saves that failed since the start, as part of a row; empty for none."""
-        failures = self.checkpoints.failures
-        return {"failed_saves": failures} if failures else {}
-
     def _due(self, every: int, step: int) -> bool:
         return step == self.config.train.total_steps or bool(every and step % every == 0)
 
     def _sample(self, state: TrainState, step: int) -> None:
         """Write text from each prompt to samples/."""
         tokenizer, train = self.loader.tokenizer, self.config.train
-        prompts, stop = sample_prompts(self.config, tokenizer), tokenizer.eos_token_ids
+        prompts, stop, between = sample_prompts(self.config, tokenizer), tokenizer.eos_token_ids, ""
         if self.config.data.mixture is not None:
-            stop = ChatFormat(tokenizer).stop_token_ids
+            stop, between = ChatFormat(tokenizer).stop_token_ids, "\n"
         seed = int(jax.random.bits(jax.random.fold_in(state.rng, step)) >> 1)
         length = max(map(len, prompts)) + train.sample_tokens
         engine = Engine(self.config.model, state.params, batch=len(prompts), length=length)
         continued = engine.generate(
             prompts, train.sample_tokens, sampling=SAMPLING, seed=seed, stop=stop
         )
-        between = "" if self.config.data.mixture is None else "\n"
         texts = [
             prompt + between + tokenizer.decode(ids)
             for prompt, ids in zip(train.sample_prompts, continued, strict=True)

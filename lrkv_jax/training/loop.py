@@ -220,7 +220,9 @@ class _Loop:
 
     def _row(self, step: int, metrics: dict[str, Array]) -> dict[str, Any]:
         """The row of a step, which this waits for."""
-        row = self._meter.row(step, metrics) | self._callbacks.failed_saves() | self._more
+        row = self._meter.row(step, metrics) | self._more
+        if failures := self._callbacks.checkpoints.failures:
+            row["failed_saves"] = failures
         self._profile.after(step)
         self._more = {}
         return row

@@ -29,12 +29,6 @@ from lrkv_jax.training.setup import Setup
 FLUSH_SECONDS = 10.0  # how far behind TensorBoard's curves may be
 
 
-def peak_flops(devices: list[jax.Device]) -> float | None:
-    """The dense bfloat16 peak of all devices together, FLOP/s, or None where it is not known."""
-    one = hardware_of(devices[0].device_kind)
-    return one.bf16_flops * len(devices) if one else None
-
-
 def memory_peak() -> int:
     """The most bytes that one of this process's devices has held; on a CPU, the process itself."""
     stats = jax.local_devices()[0].memory_stats() or {}
@@ -49,7 +43,8 @@ class Meter:
         train = setup.config.train
         self._tokens, self._tokens_until = setup.tokens_per_step, setup.tokens_until
         self._flops = training_flops_per_token(setup.config.model, train.seq_len)
-        self._peak = peak_flops(list(setup.mesh.devices.flat))
+        one = hardware_of(setup.mesh.devices.flat[0].device_kind)
+        self._peak = one.bf16_flops * setup.mesh.size if one else None
         self.restart()
 
     def restart(self) -> None:

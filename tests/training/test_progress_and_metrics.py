@@ -15,7 +15,7 @@ from lrkv_jax.config.schema import WatchdogConfig
 from lrkv_jax.distributed.hardware import HARDWARE, hardware, hardware_of
 from lrkv_jax.distributed.processes import Processes
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.training.metrics import MetricsLog, WandB, peak_flops, read_metrics
+from lrkv_jax.training.metrics import MetricsLog, WandB, read_metrics
 from lrkv_jax.training.progress import ProgressDisplay
 
 ROW = {"step": 7, "loss": 1.5, "tokens_per_second": 2e4, "mfu": None, "skipped": 0, "bpb": 1.0,
@@ -123,7 +123,6 @@ def test_a_name_or_what_jax_calls_a_device_finds_it():
     kinds = "NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3", "NVIDIA H200", "NVIDIA B200"
     for kind, device in zip(kinds, HARDWARE.values(), strict=True):
         assert hardware_of(kind) is device
-        assert peak_flops([SimpleNamespace(device_kind=kind)] * 8) == 8 * device.bf16_flops
     others = "NVIDIA H100 PCIe", "NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "cpu"
     for kind in others:
-        assert peak_flops([SimpleNamespace(device_kind=kind)]) is None, kind
+        assert hardware_of(kind) is None, kind

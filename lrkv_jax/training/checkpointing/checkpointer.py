@@ -84,10 +84,6 @@ class Checkpointer:
         seen = self.steps() if complete else list(layout.numbered(self.directory))
         return self._processes.exchange(seen)[0]
 
-    def latest(self) -> int | None:
-        """The newest step, or None."""
-        return max(self.steps(), default=None)
-
     def best(self) -> int | None:
         """The step with the lowest validation loss among those kept, or None."""
         return best_of(self.directory, self.steps())
@@ -297,8 +293,8 @@ class Checkpointer:
     def _failed(self, step: int, error: Exception) -> None:
         self.failures += 1
         self._processes.end_at_once = True
-        newest = self.latest()
-        left = "there is none yet" if newest is None else f"the newest is of step {newest}"
+        steps = self.steps()
+        left = f"the newest is of step {steps[-1]}" if steps else "there is none yet"
         self._warn(
             f"CHECKPOINT OF STEP {step} FAILED ({one_line(error, self.directory)}): training "
             f"continues, {left}; {self.failures} failed so far"
