@@ -89,7 +89,7 @@ class Checkpointer:
         return best_of(self.directory, self.steps())
 
     def path(self, step: int | None = None) -> Path:
-        """The directory of a step (by default the newest); raises `LrkvError` where it is none."""
+        """The directory of a step (by default the newest); raises `LrkvError` if there is none."""
         steps = self.steps()
         if not steps:
             raise LrkvError(f"no checkpoint under {self.directory}: train the run first")
@@ -246,6 +246,11 @@ class Checkpointer:
             return (step, items), unsound
         damaged = sorted((self.directory / layout.DAMAGED).glob("*"))
         if not unsound and not damaged:
+            if self.directory.is_symlink() and not self.directory.exists():
+                raise LrkvError(
+                    f"{self.directory} links to what is not there: mount that, or delete the link "
+                    "to start again from step 0"
+                )
             return None, {}
         reasons = "; ".join(f"step {step}: {reason}" for step, reason in unsound.items())
         damaged_names = ", ".join(path.name for path in damaged)

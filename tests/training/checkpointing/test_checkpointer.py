@@ -111,6 +111,9 @@ def test_one_item_is_read_alone_and_what_is_not_there_or_is_another_model_s_is_o
         layout.set_aside(tmp_path / "c/4")
         with pytest.raises(LrkvError, match="set aside before: 4"):
             checkpoints.restore_newest({})  # nothing starts from scratch there
+    (tmp_path / "scratch").symlink_to("/not/mounted")  # nor there
+    with pytest.raises(LrkvError, match="mount that, or delete the link"):
+        Checkpointer(tmp_path / "scratch").restore_newest({})
 
 
 def of(x) -> str:
