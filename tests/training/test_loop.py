@@ -54,6 +54,7 @@ def test_a_run_stopped_half_way_goes_on_bit_for_bit(tiny, whole):
     more = "train.profile=2:3", "train.sample_tokens=8"
     half = tiny("train.log_every=2", "train.validate_every=3", *more)
     terminal = Console(file=io.StringIO(), force_terminal=True, width=200)
+    assert train(half, until=0, console=quiet(), **ONE).step == 0
     stopped = train(half, until=3, stopping=stopping, console=terminal, **ONE)
     assert (stopped.step, stopped.finished, stopped.stopped) == (3, False, False)
     shown = terminal.file.getvalue()  # "compiling" came after "compiled in"
