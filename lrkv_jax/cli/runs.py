@@ -145,12 +145,11 @@ def generate(
         raise LrkvError("--prompts FILE and --out FILE go together")
     shared.start_alone("generate")
     from lrkv_jax.inference import Sampling
+    from lrkv_jax.inference.generation import generate_file, streamed
 
     sampling = Sampling(temperature, top_k, top_p)
     trained = shared.loaded(run, step, overrides)
     if prompts:
-        from lrkv_jax.inference.generation import generate_file
-
         with working(COMPILING) as progress:
             cut = generate_file(
                 trained, prompts, out, max_new_tokens=tokens, sampling=sampling, seed=seed,
@@ -159,8 +158,6 @@ def generate(
         lost = f", {cut} prompts lost their beginning" if cut else ""
         print(f"{out}{lost}")
         return
-    from lrkv_jax.inference.generation import streamed
-
     pieces = streamed(trained, prompt, max_new_tokens=tokens, sampling=sampling, seed=seed)
     with working(COMPILING):
         first = list(itertools.islice(pieces, 2))  # the prompt, and what compiling it gave

@@ -43,7 +43,10 @@ def make_train_step(
 
     def step(state: TrainState, tokens_BU):
         (loss, nats, num_bytes), grads = gradient(state.params, tokens_BU, state.teacher)
-        grads = jax.tree.map(_still, grads, weights)
+        # No gradient of what does not learn: it counts in no norm.
+        grads = jax.tree.map(
+            lambda g, spec: jnp.zeros_like(g) if spec.group == "still" else g, grads, weights
+        )
         grad_norm = global_norm(grads, weights)
         take, guard, deviations = check_step(config.guard, state.guard, state.step, loss, grad_norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -75,8 +78,3 @@ def make_train_step(
         in_shardings=(shardings, batch_sharding(mesh)),
         out_shardings=(shardings, replicated(mesh)),
     )
-
-
-def _still(grad, spec):
-    """No gradient of what does not learn: it counts in no norm."""
-    return jnp.zeros_like(grad) if spec.group == "still" else grad
