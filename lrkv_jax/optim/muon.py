@@ -119,11 +119,7 @@ def scale_by_muon(
         average = optax.tree.update_moment(gradients, state.momentum, beta, 1)
         nesterov = optax.tree.update_moment(gradients, average, beta, 1)
         leaves, tree = jax.tree.flatten(nesterov)
-        full = [i for i, leaf in enumerate(leaves) if leaf.size]  # LRKV of rank 0 has empty ones
-        of_leaves = jax.tree.leaves(specs)
-        new = directions([leaves[i] for i in full], [of_leaves[i] for i in full])
-        for i, direction in zip(full, new, strict=True):
-            leaves[i] = direction
+        leaves = directions(leaves, jax.tree.leaves(specs))
         average = optax.tree.cast(average, momentum_dtype)
         return jax.tree.unflatten(tree, leaves), MuonState(
             optax.safe_increment(state.count), average

@@ -173,12 +173,10 @@ def test_float32_iterations_are_not_tensorfloat32(dtype, precision):
     assert len(products) == 3 and all(precision in line for line in products)
 
 
-def test_zeros_stay_zeros_and_weights_of_no_size_pass_through():
-    specs = {name: CASES["lrkv_U"].spec for name in ("zero", "empty")}
-    zeros = {"zero": jnp.zeros((2, 3, 12, 5)), "empty": jnp.zeros((2, 3, 12, 0))}
-    updates, state = run(scale_by_muon(specs, dtype=jnp.bfloat16), [zeros, zeros])
+def test_zeros_stay_zeros():
+    zeros = {"zero": jnp.zeros((2, 3, 12, 5))}
+    updates, state = run(scale_by_muon({"zero": CASES["lrkv_U"].spec}), [zeros, zeros])
     chex.assert_trees_all_equal(updates[1], state.momentum, zeros)
-    chex.assert_trees_all_equal_shapes_and_dtypes(updates[1], zeros)
 
 
 # Five layers divide no mesh: every batch is padded. Query and output share a shape once one of
@@ -191,7 +189,6 @@ WEIGHTS = {
     "up": ("heads: rank -> head_width", (5, 4, 3, 8)),
     "mlp_up": ("embed -> mlp", (5, 16, 24)),
     "mlp_down": ("mlp -> embed", (5, 24, 16)),
-    "none": ("heads: rank -> head_width", (5, 4, 0, 8)),
 }
 SPECS = {name: WeightSpec.parse(layout).stacked() for name, (layout, _) in WEIGHTS.items()}
 
