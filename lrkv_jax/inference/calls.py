@@ -141,18 +141,7 @@ class Calls:
         pool, x_FD = self.run(programs.prefill, pool, *arrays, most=self._most)
         length_F = np.zeros(self._most, np.int32)
         length_F[: len(start_F)] = start_F + count_F
-        last = {place: chunk.sequence for place, chunk in chunks.items() if chunk.last}
-        candidates = {place: one for place, one in last.items() if one.request.candidate_ids}
-        begun = {place: one for place, one in last.items() if place not in candidates}
-        if candidates:
-            most = max(len(one.request.candidate_ids) for one in candidates.values())
-            ids_FC = np.zeros((self._most, 1 << (most - 1).bit_length()), np.int32)
-            for place, sequence in candidates.items():
-                ids = sequence.request.candidate_ids
-                ids_FC[place, : len(ids)] = ids
-            log_p_FC = self.run(programs.candidate_log_p, x_FD, ids_FC)
-            turns = {place: (sequence, sequence.turn) for place, sequence in candidates.items()}
-            answers.append(partial(self._read_candidates, turns, log_p_FC))
+        begun = {place: chunk.sequence for place, chunk in chunks.items() if chunk.last}
         if begun:
             slot_F, end_F = np.full(self._most, self._batch, np.int32), np.zeros_like(length_F)
             for place, sequence in begun.items():
@@ -255,24 +244,18 @@ class Calls:
         tokens_BM, count_B = np.asarray(tokens_BM), np.asarray(count_B)
         if any(sequence.request.logprobs is not None for _, sequence, _ in turns):
             logprobs_BM = jax.tree.map(np.asarray, logprobs_BM)
+        if logits_BNV is not None:
+            logits_BNV = np.asarray(logits_BNV)
         for place, sequence, turn in turns:
             tokens = tokens_BM[place, : count_B[place]].tolist()
             if sequence.request.forced:
-                sequence.result.logits += list(np.asarray(logits_BNV[place, : len(tokens)]))
+                sequence.result.logits += list(logits_BNV[place, : len(tokens)])
             before = len(sequence.tokens)
             self._scheduler.record_tokens(sequence, turn, count, tokens)
             if sequence.request.logprobs is not None:
                 for n in range(len(sequence.tokens) - before):
                     one = _token_logprobs(sequence, *(of[place, n] for of in logprobs_BM))
                     sequence.result.logprobs[before + n] = one
-
-    def _read_candidates(self, sequences, log_p_FC):
-        log_p_FC = np.asarray(log_p_FC)
-        for place, (sequence, turn) in sequences.items():
-            if sequence.turn == turn:
-                count = len(sequence.request.candidate_ids)
-                sequence.result.log_p.append(log_p_FC[place, :count])
-            self._scheduler.record_score(sequence, turn)
 
     def _read_scores(self, chunks, turns, *scores):
         log_p_FT, is_greedy_FT = map(np.asarray, scores)

@@ -207,7 +207,7 @@ class Engine:
         self._check("the prompt", request.prompt)
         if len(request.prompt) == 0:
             raise LrkvError("the prompt is empty: start it with the BOS token")
-        if request.max_tokens < 1 and not (request.continuations or len(request.candidate_ids)):
+        if request.max_tokens < 1 and not request.continuations:
             raise LrkvError(f"max_tokens = {request.max_tokens}: use 1 or more")
         for number, continuation in enumerate(request.continuations):
             self._check(f"continuation {number}", continuation)
@@ -215,7 +215,6 @@ class Engine:
                 raise LrkvError(f"continuation {number} is empty: give one token or more")
         self._check("stop_token_ids", list(request.stop_token_ids))
         self._check("bias", list(request.sampling.bias))
-        self._check("candidate_ids", request.candidate_ids)
         self._check("forced", request.forced)
         if not 0 <= (request.logprobs or 0) <= TOPS:
             raise LrkvError(f"logprobs = {request.logprobs}: use 0 to {TOPS}")
@@ -254,7 +253,7 @@ class Engine:
             raise LrkvError(
                 f"the sequence is {sequence.phase.value}: only a retained one can be appended to"
             )
-        if sequence.request.continuations or len(sequence.request.candidate_ids):
+        if sequence.request.continuations:
             raise LrkvError("the sequence was scored: only one that was continued can go on")
         self._check("what is appended", tokens)
         if max_tokens < 1:

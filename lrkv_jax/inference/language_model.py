@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -167,9 +168,10 @@ class LanguageModel:
         engine = self._engine()
         results: list[np.ndarray] = [np.empty(0)] * len(prompts)
         for i, sequence in self._each(
-            len(prompts), lambda i: engine.submit(fitted[i], candidate_ids=ids[i])
+            len(prompts), lambda i: engine.submit(fitted[i], 1, forced=ids[i][:1])
         ):
-            (results[i],) = sequence.result.log_p
+            (logits_V,) = sequence.result.logits
+            results[i] = np.asarray(jax.nn.log_softmax(logits_V))[np.asarray(ids[i])]
         return results
 
     def answers(

@@ -82,13 +82,6 @@ def load_history(slots, slot, ids_L, output_L, prompt_L):
     return _replicated(slots)
 
 
-@jax.jit
-def candidate_log_p(model, x_FD, ids_FC):
-    """Float32 log p [F, C] of each of some ids being the next one, from the last states."""
-    logits_FV = model.logits(x_FD[:, None])[:, 0]
-    return _replicated(jnp.take_along_axis(jax.nn.log_softmax(logits_FV), ids_FC, axis=1))
-
-
 @partial(jax.jit, donate_argnames="pool")
 def score(model, pool, tokens_FT, start_F, pages_FN, targets_FT):
     """Score each target after its token: (pool, log p [F, T], whether it is the likeliest [F, T]).

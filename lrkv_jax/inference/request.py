@@ -44,10 +44,9 @@ class Request:
 
     stop_token_ids: ids that end the text once it has `min_tokens`. logprobs: how many of the
     likeliest tokens to report next to each sampled one, at most `sampling.TOPS`; None reports
-    nothing. continuations: texts to score, instead of new tokens. candidate_ids: ids whose log p to
-    give, each as the next one. forced: tokens that are taken instead of sampled ones, whose logits
-    are kept. retain: whether the cache stays when it is done, to be appended to. Requests of lower
-    `priority` come first, then those that came first.
+    nothing. continuations: texts to score, instead of new tokens. forced: tokens that are taken
+    instead of sampled ones, whose logits are kept. retain: whether the cache stays when it is done,
+    to be appended to. Requests of lower `priority` come first, then those that came first.
     """
 
     prompt: Ids
@@ -58,13 +57,12 @@ class Request:
     min_tokens: int = 0
     logprobs: int | None = None
     continuations: abc.Sequence[Ids] = ()
-    candidate_ids: Ids = ()
     forced: Ids = ()
     retain: bool = False
     priority: int = 0
 
     def __post_init__(self):
-        for name in ("continuations", "candidate_ids", "forced"):  # an array is not true or false
+        for name in ("continuations", "forced"):  # an array is not true or false
             object.__setattr__(self, name, list(getattr(self, name)))
 
 

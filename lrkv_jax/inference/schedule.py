@@ -236,7 +236,7 @@ class Scheduler:
         return None
 
     def record_score(self, sequence: Sequence, turn: int) -> None:
-        """A chunk of a turn was scored, or the log p of a prompt's next token was read."""
+        """A chunk of a turn was scored."""
         sequence.reads_in_flight -= 1
         if sequence.done or sequence.reads_in_flight or sequence.turn != turn:
             return
@@ -463,8 +463,6 @@ class Scheduler:
         if last:
             sequence.reads_in_flight += 1
             sequence.phase = Phase.DECODING
-            if sequence.request.candidate_ids:
-                sequence.phase = Phase.SCORING
         elif stop == target:
             sequence.phase = Phase.SCORING
 

@@ -96,6 +96,8 @@ def test_likelihoods_are_the_whole_sequence_forwards():
         own = log_p[np.arange(len(continuation)), continuation]
         assert score.log_p == pytest.approx(own.sum(), abs=1e-5)
         assert score.greedy == (log_p.argmax(-1) == continuation).all()
+    (nexts,) = model.next_log_p([prompt], [continuation])
+    np.testing.assert_allclose(nexts, log_p[0, continuation], atol=1e-5)
 
 
 def ids(count):

@@ -231,7 +231,6 @@ REFUSED = [
     (lambda e: e.submit([1], 3, logprobs=99), "logprobs = 99: use 0 to 20"),
     (lambda e: e.submit([1], continuations=[[1], []]), "continuation 1 is empty"),
     (lambda e: e.submit([1], continuations=[[1] * 256]), "1 tokens and 256 more do not fit"),
-    (lambda e: e.submit([1], candidate_ids=[40]), "candidate_ids has the token id 40"),
     (lambda e: e.append(e.submit([1], 3), [1], 2), "sequence is queued: only a retained one"),
     (lambda e: e.forced_logits([[1]], [[1, 99]]), "forced has the token id 99"),
     (lambda e: engine_of(LRKV, prefill_chunk=0), "prefill_chunk = 0: use 1 or more"),

@@ -91,9 +91,6 @@ class Played:
                 answers.append(("score", sequence, sequence.turn, right == list(chunk.targets)))
             elif chunk.last:
                 token = following(self.read(sequence, stop))
-                if sequence.request.candidate_ids:
-                    answers.append(("next", sequence, sequence.turn, token))
-                    continue
                 answers.append(("steps", sequence, sequence.turn, 0, [token]))
                 if sequence.slot is not None:
                     self._set(sequence, sequence.slot, token, stop)
@@ -139,14 +136,14 @@ class World:
         )  # fmt: skip
         self.device = Played(self.pools, pages, span + 1, slots, more)
         self.all: list[Sequence] = []
-        self.late, self.watched = 1, watched
+        self.watched = watched
 
     def advance(self):
         plan = self.scheduler.plan(self.watched)
         assert self.watched or not (plan.prefills and plan.decoding), "all prompts come first"
         if plan:
             self.device.do(plan)
-        while len(self.device.answers) > (self.late if plan else 0):
+        while len(self.device.answers) > bool(plan):
             for kind, sequence, *rest in self.device.answers.popleft():
                 if kind == "steps":
                     self.scheduler.record_tokens(sequence, *rest)
@@ -186,7 +183,7 @@ ASKED = st.fixed_dictionaries(
     {
         "prompt": PROMPT,
         "new": st.integers(1, 2 * PAGE),
-        "kind": st.sampled_from(["text", "text", "keep", "score", "next"]),
+        "kind": st.sampled_from(["text", "text", "keep", "score"]),
         "priority": st.integers(0, 1),
         "wait": st.integers(0, 3),
         "cancel": st.sampled_from([None, None, None, 0, 2, 5]),
@@ -230,14 +227,12 @@ def test_every_request_ends_with_its_own_text_and_gives_everything_back(
     for what in asked:
         tokens = prompt_of(*what["prompt"])
         options = {"stop_token_ids": frozenset([STOP]), "priority": what["priority"]}
-        new = 0 if what["kind"] in ("score", "next") else what["new"]
+        new = 0 if what["kind"] == "score" else what["new"]
         if what["kind"] == "score":
             right = []
             while len(right) < 11:
                 right.append(following(tokens + right))
             options["continuations"] = [right, [1], right[:5] + [62]]
-        if what["kind"] == "next":
-            options["candidate_ids"] = [1]
         retain = what["kind"] == "keep"
         sequence = Sequence.of(Request(tokens, new, retain=retain, **options))
         world.scheduler.add(sequence)
@@ -267,10 +262,7 @@ def test_every_request_ends_with_its_own_text_and_gives_everything_back(
             assert sequence.result.finish_reason == "cancelled" or output == text
         elif sequence.result.finish_reason != "cancelled":
             found = sequence.result.is_greedy
-            if what["kind"] == "score":
-                assert found[:2] == [True, True] and found[-1] is False
-            else:
-                assert found == [following(tokens)]
+            assert found[:2] == [True, True] and found[-1] is False
         if sequence.phase is Phase.RETAINED and len(sequence.tokens) < LENGTH - 9:
             sequence.tokens += [5, 6]
             length = len(sequence.tokens)
