@@ -85,7 +85,7 @@ def evaluate(
         if task in TASKS:
             result[task] = TASKS[task](run, batch)
     for name, questions_ in chosen.items():
-        model = LanguageModel.of(run, batch=batch)
+        model = LanguageModel(run, batch=batch)
         if progress is not None:
             model.progress = _adding_up(progress, name, len(questions_.examples))
         began = time.monotonic()

@@ -77,7 +77,7 @@ class LrkvLM(LM):
         overrides = [f"{key}={value}" for key, value in arg_dict.items() if "." in key]
         run = load_run(str(given["run"]), step=given.get("step"), overrides=overrides)
         info = {"run": str(given["run"]), "step": run.step, "batch": int(batch)}
-        model = LanguageModel.of(run, batch=int(batch))
+        model = LanguageModel(run, batch=int(batch))
         return cls(model, seed=int(given.get("seed", 0)), info=info)
 
     @classmethod

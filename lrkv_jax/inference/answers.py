@@ -26,24 +26,23 @@ class Answer:
 
 
 class Answering:
-    """An answer that grows as the engine advances, up to `budget` ids.
+    """An answer that grows as the engine advances.
 
-    `sequence` ends with the turn that is answered; it was submitted or appended to with the budget
-    as its new tokens, with the chat's stops, and to be retained. over: whether nothing more will
-    come.
+    `sequence` was submitted or appended to with the turn that is answered, with the most ids of the
+    answer as its new tokens, with the chat's stops, and to be retained. over: whether nothing more
+    will come.
     """
 
-    def __init__(self, engine: Engine, chat: ChatFormat, sequence: Sequence, budget: int):
+    def __init__(self, engine: Engine, chat: ChatFormat, sequence: Sequence):
         self.sequence, self.answer, self.over = sequence, Answer(), False
-        self._engine, self._chat, self._budget = engine, chat, budget
-        self._start = len(sequence.tokens)
+        self._engine, self._chat = engine, chat
 
     def take(self) -> None:
         """Add what was decoded since the last time, and answer a call."""
         if self.over:
             return
         sequence, answer = self.sequence, self.answer
-        answer.ids += sequence.tokens[self._start + len(answer.ids) :]
+        answer.ids += sequence.tokens[sequence.answer_start + len(answer.ids) :]
         if not sequence.done:
             return
         stopped = sequence.result.finish_reason == "stop"
@@ -57,7 +56,7 @@ class Answering:
         if not self.over or ids < len(self.answer.ids):
             del self.answer.ids[ids:]
             self.answer.ended, self.over = False, True
-            self._engine.cancel(self.sequence, retain=self._start + ids)
+            self._engine.cancel(self.sequence, retain=self.sequence.answer_start + ids)
 
     def _goes_on(self):
         """Whether the answer goes on, after the calculator's output for a call."""
@@ -67,7 +66,7 @@ class Answering:
         if expression is not None:
             answer.calls.append((expression, output))
         forced = [] if output is None else chat.output(output)
-        left = self._budget - len(answer.ids) - len(forced)
+        left = self.sequence.max_length - len(self.sequence.tokens) - len(forced)
         if left < 1:
             return False
         answer.ids += forced

@@ -37,9 +37,7 @@ class Chat:
         self._format = ChatFormat(run.tokenizer)
         self._format.check(run.config.model.vocabulary)
         self.context = run.config.train.seq_len
-        self._engine = Engine(
-            run.config.model, run.params, batch=1, length=self.context, mesh=run.mesh
-        )
+        self._engine = Engine(run, batch=1)
         self._seed = seed
         self._sequence: Sequence | None = None
         self.reset()
@@ -125,7 +123,7 @@ class Chat:
         else:
             self._sequence.request = dataclasses.replace(self._sequence.request, **options)
             self._engine.append(self._sequence, turn, budget)
-        return Answering(self._engine, self._format, self._sequence, budget)
+        return Answering(self._engine, self._format, self._sequence)
 
 
 class _Reader:

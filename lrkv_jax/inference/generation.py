@@ -32,7 +32,7 @@ def streamed(
     """
     tokenizer, ids = run.tokenizer, [run.ids(text) for text in prompts]
     longest = max(map(len, ids)) + max_new_tokens
-    engine = Engine(run.config.model, run.params, batch=len(ids), length=longest, mesh=run.mesh)
+    engine = Engine(run, batch=len(ids), length=longest)
     columns: list[list[int]] = [[] for _ in ids]
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     yield prompts[0]
@@ -77,7 +77,7 @@ def generate_file(
         if progress:
             progress(Path(source).name, done, len(rows))
 
-    model = LanguageModel.of(run, batch=batch, progress=advance)
+    model = LanguageModel(run, batch=batch, progress=advance)
     texts = _texts(model, rows, max_new_tokens, Draws(sampling, seed))
     lines = (
         json.dumps({**row, "text": text}, ensure_ascii=False)

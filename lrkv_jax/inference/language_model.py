@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from lrkv_jax.config import ModelConfig
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import Conversation
-from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
 from lrkv_jax.inference.answers import Answer, Answering
@@ -53,48 +51,26 @@ class Draws:
         if not -_SEEDS <= self.seed < _SEEDS:
             raise LrkvError(f"seed = {self.seed}: use a number below 2^63")
 
-    def options(self, place: int) -> dict[str, Any]:
-        """A request's options for sample s of example i, `place` = i · samples + s."""
-        return {"sampling": self.sampling, "rng": RngStream(self.seed, place)}
-
 
 class LanguageModel:
-    """A model, its tokenizer, and `context`, the largest number of tokens that it reads.
+    """A run, its tokenizer, and `context`, the number of tokens that it was trained to read.
 
     A prompt that is too long loses its beginning, but no BOS; `truncated` counts them. `progress`
     is called with the number of examples that have ended since the last time.
     """
 
-    def __init__(
-        self,
-        config: ModelConfig,
-        params: Any,
-        tokenizer: Tokenizer,
-        *,
-        context: int,
-        batch: int,
-        mesh: Mesh | None = None,
-        progress: OnExamples | None = None,
-    ):
-        self.tokenizer, self.context, self.batch = tokenizer, context, batch
-        self.chat = ChatFormat(tokenizer)
+    def __init__(self, run: TrainedRun, *, batch: int, progress: OnExamples | None = None):
+        self._run, self.batch = run, batch
+        self.tokenizer, self.context = run.tokenizer, run.config.train.seq_len
+        self.chat = ChatFormat(run.tokenizer)
         self.truncated = 0
         self.progress = progress or (lambda done: None)
-        self._vocabulary = config.vocabulary
-        # The last token of a continuation is predicted and never read.
-        self._make = lambda: Engine(config, params, batch=batch, length=context + 1, mesh=mesh)
-        self._made: Engine | None = None
 
-    @classmethod
-    def of(
-        cls, run: TrainedRun, *, batch: int, progress: OnExamples | None = None
-    ) -> LanguageModel:
-        """A trained run, reading as many tokens as it was trained on."""
-        config = run.config
-        return cls(
-            config.model, run.params, run.tokenizer,
-            context=config.train.seq_len, batch=batch, mesh=run.mesh, progress=progress,
-        )  # fmt: skip
+    @cached_property
+    def _engine(self) -> Engine:
+        """The engine that answers everything; it is made when the first question comes."""
+        # The last token of a continuation is predicted and never read.
+        return Engine(self._run, batch=self.batch, length=self.context + 1)
 
     def prompt(self, text: str) -> list[int]:
         """Text as the beginning of a document."""
@@ -102,7 +78,7 @@ class LanguageModel:
 
     def check_chat(self) -> None:
         """Raise `LrkvError` for a model of too few ids to chat."""
-        self.chat.check(self._vocabulary)
+        self.chat.check(self._run.config.model.vocabulary)
 
     def chat_prompt(self, conversation: Conversation) -> list[int]:
         """Return the ids of a conversation up to the start of the answer.
@@ -148,27 +124,27 @@ class LanguageModel:
                     f"{min(map(len, continuations))}: give 1 to {self.context}"
                 )
             fitted.append(self._fitted(context, self.context + 1 - longest))
-        engine = self._engine()
 
         def submit(i):
-            return engine.submit(fitted[i], continuations=queries[i][1])
+            return self._engine.submit(fitted[i], continuations=queries[i][1])
 
         results: list[list[Score]] = [[] for _ in queries]
         for i, sequence in self._each(len(queries), submit):
-            parts = iter(zip(sequence.result.log_p, sequence.result.is_greedy, strict=True))
-            for choice in queries[i][1]:
-                own = list(_parts_of(len(choice), parts))
-                total = sum(float(log_p.sum(dtype=np.float64)) for log_p, _ in own)
-                results[i].append(Score(total, all(likeliest.all() for _, likeliest in own)))
+            ends = np.cumsum([len(continuation) for continuation in queries[i][1]])[:-1]
+            log_p, is_greedy = (
+                np.split(np.concatenate(chunks), ends)
+                for chunks in (sequence.result.log_p, sequence.result.is_greedy)
+            )
+            for own, greedy in zip(log_p, is_greedy, strict=True):
+                results[i].append(Score(float(own.sum(dtype=np.float64)), bool(greedy.all())))
         return results
 
     def next_log_p(self, prompts: Sequence[Ids], ids: Sequence[Ids]) -> list[np.ndarray]:
         """Return the log p (float32) of each of an example's `ids` right after its prompt."""
         fitted = [self._fitted(prompt, self.context) for prompt in prompts]
-        engine = self._engine()
         results: list[np.ndarray] = [np.empty(0)] * len(prompts)
         for i, sequence in self._each(
-            len(prompts), lambda i: engine.submit(fitted[i], 1, forced=ids[i][:1])
+            len(prompts), lambda i: self._engine.submit(fitted[i], 1, forced=ids[i][:1])
         ):
             (logits_V,) = sequence.result.logits
             results[i] = np.asarray(jax.nn.log_softmax(logits_V))[np.asarray(ids[i])]
@@ -181,43 +157,26 @@ class LanguageModel:
 
         Each has up to `max_new_tokens`, the calculator's included; fewer where the context ends.
         """
-        self.check_chat()
-        fitted = self._with_room(prompts, max_new_tokens)
-        engine, stops = self._engine(), frozenset(self.chat.stop_token_ids)
         growing: dict[EngineSequence, Answering] = {}
 
-        def submit(place):
-            prompt = fitted[place // draws.samples]
-            budget = min(max_new_tokens, self.context - len(prompt))
-            sequence = engine.submit(
-                prompt, budget, stop_token_ids=stops, retain=True, **draws.options(place)
-            )
-            growing[sequence] = Answering(engine, self.chat, sequence, budget)
-            return sequence
-
         def is_over(sequence):
+            if sequence not in growing:
+                growing[sequence] = Answering(self._engine, self.chat, sequence)
             growing[sequence].take()
             return growing[sequence].over
 
-        results: list[list[Answer]] = [[Answer()] * draws.samples for _ in prompts]
-        for place, sequence in self._each(
-            len(prompts) * draws.samples, submit, is_over, samples=draws.samples
-        ):
-            i, sample = divmod(place, draws.samples)
-            results[i][sample] = growing.pop(sequence).answer
-        return results
+        def answer(sequence):
+            return growing.pop(sequence).answer
+
+        stops = self.chat.stop_token_ids
+        return self._drawn(
+            prompts, max_new_tokens, draws, is_over, answer, stop_token_ids=stops, retain=True
+        )
 
     def continuations(
         self, prompts: Sequence[Ids], max_new_tokens: int, until: Sequence[str], draws: Draws
     ) -> list[list[str]]:
         """Return `draws.samples` texts after each prompt, up to the first string of `until`."""
-        fitted = self._with_room(prompts, max_new_tokens)
-        engine, stops = self._engine(), frozenset(self.tokenizer.eos_token_ids)
-
-        def submit(place):
-            prompt = fitted[place // draws.samples]
-            budget = min(max_new_tokens, self.context - len(prompt))
-            return engine.submit(prompt, budget, stop_token_ids=stops, **draws.options(place))
 
         def is_over(sequence):
             if sequence.done or not until:
@@ -225,13 +184,29 @@ class LanguageModel:
             text = self.tokenizer.decode(sequence.output_ids)
             return text != cut(text, until)
 
-        results = [[""] * draws.samples for _ in prompts]
+        def text(sequence):
+            return cut(self.tokenizer.decode(sequence.output_ids), until)
+
+        stops = self.tokenizer.eos_token_ids
+        return self._drawn(prompts, max_new_tokens, draws, is_over, text, stop_token_ids=stops)
+
+    def _drawn(self, prompts, max_new_tokens, draws, is_over, result, **options):
+        """For each prompt the `result` of each of its samples, as soon as it `is_over`."""
+        fitted = self._with_room(prompts, max_new_tokens)
+
+        def submit(place):
+            prompt = fitted[place // draws.samples]
+            budget = min(max_new_tokens, self.context - len(prompt))
+            rng = RngStream(draws.seed, place)
+            return self._engine.submit(prompt, budget, sampling=draws.sampling, rng=rng, **options)
+
+        found = [[None] * draws.samples for _ in prompts]
         for place, sequence in self._each(
             len(prompts) * draws.samples, submit, is_over, samples=draws.samples
         ):
             i, sample = divmod(place, draws.samples)
-            results[i][sample] = cut(self.tokenizer.decode(sequence.output_ids), until)
-        return results
+            found[i][sample] = result(sequence)
+        return found
 
     def _each(
         self,
@@ -242,7 +217,7 @@ class LanguageModel:
         samples: int = 1,
     ) -> Iterator[tuple[int, EngineSequence]]:
         """Submit requests, a few more than run at a time; yield (number, sequence) as they end."""
-        engine, following = self._engine(), iter(range(count))
+        engine, following = self._engine, iter(range(count))
         running: dict[int, EngineSequence] = {}
         try:
             while True:
@@ -276,20 +251,6 @@ class LanguageModel:
         if prompt[0] != self.tokenizer.bos:
             return list(prompt[len(prompt) - limit :])
         return [self.tokenizer.bos, *prompt[len(prompt) - limit + 1 :]][-limit:]
-
-    def _engine(self) -> Engine:
-        """Return the engine that answers everything; it is made when the first question comes."""
-        if self._made is None:
-            self._made = self._make()
-        return self._made
-
-
-def _parts_of(tokens: int, parts: Iterator[tuple]) -> Iterator[tuple]:
-    """The scored chunks of a sequence that make up a continuation of so many tokens."""
-    while tokens:
-        part = next(parts)
-        tokens -= len(part[0])
-        yield part
 
 
 def cut(text: str, stops: Sequence[str]) -> str:

@@ -139,7 +139,7 @@ class _Decoder:
     def __init__(self, config: RunConfig, run_dir: Path):
         run, tokenizer = load_run(run_dir), load_tokenizer(config.data.tokenizer)
         length = run.config.train.seq_len
-        self._engine = Engine(run.config.model, run.params, batch=1, length=length, mesh=run.mesh)
+        self._engine = Engine(run, batch=1)
         self._prompt = tokenizer.prompt(PROMPT)
         self._new = min(SAMPLE_TOKENS, length - len(self._prompt))
         ids = self._engine.generate([self._prompt], self._new, sampling=SAMPLING, seed=1)[0]

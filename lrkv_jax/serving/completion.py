@@ -74,7 +74,7 @@ class Completion:
             **self._options,
         )  # fmt: skip
         if chat is not None:
-            self._answering = Answering(engine, chat, self.sequence, self.max_tokens)
+            self._answering = Answering(engine, chat, self.sequence)
 
     def delta(self) -> TextDelta | None:
         """The delta since the last call of the engine; None if there is none."""

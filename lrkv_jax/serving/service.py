@@ -129,10 +129,8 @@ class Service:
         Raises `LrkvError` for a cache that has no room for one text of the whole context.
         """
         engine = Engine(
-            run.config.model, run.params,
-            batch=batch, length=context, cache_bytes=cache_bytes,
-            draft_tokens=draft_tokens, mesh=run.mesh,
-        )  # fmt: skip
+            run, batch=batch, length=context, cache_bytes=cache_bytes, draft_tokens=draft_tokens
+        )
         engine.warm()
         most = engine.batch + queue
         return cls(run, engine, name, ServiceLimits(most, most * context, seconds=seconds))

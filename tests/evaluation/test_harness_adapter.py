@@ -226,7 +226,7 @@ def test_the_command_asks_a_run_and_reports_what_ours_scores(tiny, tasks, tmp_pa
     more = ["--output_path", str(out), "--log_samples", "--apply_chat_template"]
     command_line({"run": str(run), "batch": 3}, rest)
     table = capsys.readouterr().out
-    lm = harness_of(LanguageModel.of(load_run(run), batch=2))
+    lm = harness_of(LanguageModel(load_run(run), batch=2))
     ours = [
         one["acc_norm"] for one in ask(lm, tasks, ["demo_arc_easy"], 0, limit=6)["demo_arc_easy"]
     ]

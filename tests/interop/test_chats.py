@@ -105,12 +105,12 @@ def test_a_prompt_has_no_bos_where_its_tokenizer_puts_none(imported):
     run = imported("chatml")
     words = run.tokenizer.encode("The Union").tolist()
     assert run.ids("The Union") == words
-    model = LanguageModel.of(run, batch=2)
+    model = LanguageModel(run, batch=2)
     assert model.pair("The", " Union") == (words[:3], words[3:])
     assert model.pair("", "The Union") == ([263], words)  # its bos_token, as the harness's own
     assert model.prompt("The Union") == words
     whole = imported("blocks")
-    assert whole.ids("The Union")[0] == 262 == LanguageModel.of(whole, batch=2).prompt("a")[0]
+    assert whole.ids("The Union")[0] == 262 == LanguageModel(whole, batch=2).prompt("a")[0]
 
 
 def test_generate_serve_and_the_harness_ask_by_the_template(imported):
@@ -118,7 +118,7 @@ def test_generate_serve_and_the_harness_ask_by_the_template(imported):
     expected = ChatFormat(run.tokenizer).prompt(conversation_from(TURNS))
     text = "".join(f"<|im_start|>{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in TURNS)
     assert expected == run.tokenizer.encode_framed(f"{text}<|im_start|>assistant\n")
-    model = LanguageModel.of(run, batch=2)
+    model = LanguageModel(run, batch=2)
     assert model.chat_prompt(conversation_from(TURNS)) == expected
     asked = ChatPrompt.of(model.chat, TURNS)
     assert list(asked.head) == expected and asked == f"{text}<|im_start|>assistant\n"

@@ -62,15 +62,16 @@ def says(tokenizer: Tokenizer, text: str):
     return follows(tokenizer, dict(zip(ids, ids[1:], strict=False)))
 
 
-def language_model(tokenizer, made, *, batch=4, context=512, mesh=None, **how):
-    config, params = made
-    return LanguageModel(config, params, tokenizer, context=context, batch=batch, mesh=mesh, **how)
+def language_model(tokenizer, made, *, batch=4, context=512, mesh=None):
+    run = a_run(*made, context, mesh)
+    vars(run)["tokenizer"] = tokenizer
+    return LanguageModel(run, batch=batch)
 
 
-def a_run(config, params, context=128):
+def a_run(config, params, context=128, mesh=None):
     """A trained run of these parameters, which reads `context` tokens."""
     run = load_config("configs/quickstart.yaml", [f"train.seq_len={context}", "run_dir=runs/it"])
-    return TrainedRun(run.model_copy(update={"model": config}), 7, params, None)
+    return TrainedRun(run.model_copy(update={"model": config}), 7, params, mesh)
 
 
 def calling_run():
