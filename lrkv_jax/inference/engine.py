@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -313,47 +314,45 @@ class Engine:
         *,
         sampling: Sampling = GREEDY,
         seed: int = 0,
-        draws: Ids | None = None,
         stop: Ids = (),
-        watched: bool = True,
     ) -> Iterator[list[list[int]]]:
         """Yield the tokens of each prompt that are new since the last time, until all have ended.
 
-        `stop` lists the tokens that end a text, and are not yielded. Text i draws from (seed,
-        draws[i], or i) and its positions alone. `watched` as in `advance`.
+        `stop` lists the tokens that end a text, and are not yielded. Text i draws from (seed, i)
+        and its positions alone.
         """
-        numbers = range(len(prompts)) if draws is None else draws
-        options = {"sampling": sampling, "stop_token_ids": frozenset(stop)}
-        sequences: list[Sequence] = []
-        try:
-            for prompt, n in zip(prompts, numbers, strict=True):
-                rng = RngStream(seed, n)
-                sequences.append(self.submit(prompt, max_new_tokens, rng=rng, **options))
+        how = {"sampling": sampling, "seed": seed, "stop": stop}
+        with self._submitted(prompts, max_new_tokens, **how) as sequences:
             shown = [0] * len(sequences)
-            waiting = dict(enumerate(sequences))
-            while waiting:
-                self.advance(watched)
-                new: list[list[int]] = [[] for _ in sequences]
-                for i, sequence in list(waiting.items()):
-                    if sequence.phase is Phase.QUEUED:
-                        continue
-                    new[i] = sequence.output_ids[shown[i] :]
-                    shown[i] += len(new[i])
-                    if sequence.done:
-                        del waiting[i]
+            while not all(sequence.done for sequence in sequences):
+                self.advance()
+                pairs = zip(sequences, shown, strict=True)
+                new = [sequence.output_ids[start:] for sequence, start in pairs]
+                shown = [start + len(some) for start, some in zip(shown, new, strict=True)]
                 if any(new):
                     yield new
-        finally:
-            for sequence in sequences:
-                self.cancel(sequence)
 
     def generate(self, prompts: abc.Sequence[Ids], max_new_tokens: int, **how) -> list[list[int]]:
         """The new tokens of each prompt, without the stop token; arguments as for `stream`."""
-        texts: list[list[int]] = [[] for _ in prompts]
-        for new in self.stream(prompts, max_new_tokens, watched=False, **how):
-            for text, some in zip(texts, new, strict=True):
-                text += some
-        return texts
+        with self._submitted(prompts, max_new_tokens, **how) as sequences:
+            self.finish(sequences)
+            return [sequence.output_ids for sequence in sequences]
+
+    @contextmanager
+    def _submitted(self, prompts, max_tokens, *, sampling=GREEDY, seed=0, stop=(), forced=None):
+        """A sequence for each prompt; whatever happens, none goes on after the block."""
+        sequences: list[Sequence] = []
+        options = {"sampling": sampling, "stop_token_ids": frozenset(stop)}
+        try:
+            for i, prompt in enumerate(prompts):
+                options["rng"] = RngStream(seed, i)
+                if forced is not None:
+                    options["forced"] = forced[i]
+                sequences.append(self.submit(prompt, max_tokens, **options))
+            yield sequences
+        finally:
+            for sequence in sequences:
+                self.cancel(sequence)
 
     def forced_logits(
         self,
@@ -365,17 +364,15 @@ class Engine:
         The continuations, of one length, take the place of what would be sampled: logits [b, n]
         are those from which token n of `continuations[b]` would be.
         """
-        if len(continuations) != len(prompts) or len({len(c) for c in continuations}) != 1:
+        lengths = sorted({len(continuation) for continuation in continuations})
+        if len(continuations) != len(prompts) or len(lengths) != 1:
             raise LrkvError(
-                f"{len(continuations)} continuations of {sorted({len(c) for c in continuations})} "
-                f"tokens for {len(prompts)} prompts: give one for each, all of one length"
+                f"{len(continuations)} continuations of {lengths} tokens for {len(prompts)} "
+                "prompts: give one for each, all of one length"
             )
-        sequences = [
-            self.submit(prompt, len(forced), forced=forced)
-            for prompt, forced in zip(prompts, continuations, strict=True)
-        ]
-        self.finish(sequences)
-        return np.stack([sequence.result.logits for sequence in sequences])
+        with self._submitted(prompts, lengths[0], forced=continuations) as sequences:
+            self.finish(sequences)
+            return np.stack([sequence.result.logits for sequence in sequences])
 
     def report(self) -> EngineReport:
         """The engine's report, with the bytes of the cache summed from its live buffers."""

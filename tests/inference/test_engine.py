@@ -161,6 +161,8 @@ def test_a_text_that_nobody_reads_to_its_end_leaves_nothing(engine, text):
     stream = engine.stream([prompt[::-1] for prompt in PROMPTS], 20)
     next(stream)
     stream.close()
+    with pytest.raises(LrkvError):  # one is refused, and the other was submitted before it
+        engine.forced_logits([[1], [99]], [[1], [2]])
     before = program_counts()
     assert engine.scheduler.idle
     assert engine.generate(PROMPTS, 11) == text
