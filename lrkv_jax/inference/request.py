@@ -152,10 +152,15 @@ class Sequence:
         return self.phase in (Phase.RETAINED, Phase.ENDED)
 
 
-def check_tokens(name: str, tokens: Any, vocabulary: int) -> None:
-    """Raise `LrkvError` for a token id that the model does not have."""
-    ids = np.asarray(tokens, None if len(tokens) else np.int32)
-    if ids.dtype.kind not in "iu":
+def check_tokens(name: str, tokens: Any, vocabulary: int, axes: int = 1) -> None:
+    """Raise `LrkvError` for what is no array of token ids, and for an id that the model lacks."""
+    try:
+        ids = np.asarray(tokens)
+    except ValueError:
+        raise LrkvError(f"{name} holds lists of different lengths: give them one by one") from None
+    if not 1 <= ids.ndim <= axes:
+        raise LrkvError(f"{name} is {str(tokens)[:60]}: give a list of token ids")
+    if ids.size and ids.dtype.kind not in "iu":
         raise LrkvError(
             f"{name} holds {ids.dtype} values: give token ids, as a tokenizer makes them"
         )

@@ -66,7 +66,7 @@ class TrainedRun:
         This is the whole-sequence forward, compiled once per shape of `ids`. Raises `LrkvError` for
         ids that are not whole numbers of the model's vocabulary.
         """
-        check_tokens("ids", ids, self.config.model.vocabulary)
+        check_tokens("ids", ids, self.config.model.vocabulary, axes=2)
         tokens_T = np.asarray(ids)
         logits_BTV = self._forward(np.atleast_2d(tokens_T))
         return logits_BTV if tokens_T.ndim == 2 else logits_BTV[0]

@@ -225,6 +225,8 @@ REFUSED = [
     (lambda e: e.generate([[1] * 253], 5), "253 tokens and 5 more do not fit a cache of 256"),
     (lambda e: e.generate([[1], [VOCABULARY]], 4), f"token id {VOCABULARY}, .* 0 to 39"),
     (lambda e: e.generate([[1.5]], 4), "the prompt holds float64 values"),
+    (lambda e: e.generate([1, 2], 4), "the prompt is 1: give a list of token ids"),
+    (lambda e: e.submit([[1, 2], [3]], 4), "the prompt holds lists of different lengths"),
     (lambda e: e.generate([[1]], 4, stop=(99,)), "stop_token_ids has the token id 99"),
     (lambda e: list(e.stream([[1]], 0)), "max_tokens = 0"),
     (lambda e: e.submit([1], 3, min_tokens=4), "min_tokens = 4: use 0 to max_tokens = 3"),
