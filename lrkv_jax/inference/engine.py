@@ -303,7 +303,8 @@ class Engine:
     def finish(self, sequences: abc.Sequence[Sequence]) -> None:
         """Advance until these sequences are done."""
         while not all(sequence.done for sequence in sequences):
-            self.advance(watched=False)
+            if not self.advance(watched=False):
+                raise LrkvError("a sequence is not in this engine any more: submit it again")
 
     # Batches of texts.
 

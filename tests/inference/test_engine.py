@@ -214,6 +214,12 @@ def given(other):
     return Engine(small(LRKV), random_params(other), batch=1, length=64)
 
 
+def dropped(engine):
+    sequence = engine.submit([1], 2)
+    engine.reset()
+    return sequence
+
+
 def scored(engine):
     sequence = engine.submit([1], continuations=[[2]], retain=True)
     engine.finish([sequence])
@@ -227,6 +233,7 @@ REFUSED = [
     (lambda e: e.generate([[1.5]], 4), "the prompt holds float64 values"),
     (lambda e: e.generate([1, 2], 4), "the prompt is 1: give a list of token ids"),
     (lambda e: e.submit([[1, 2], [3]], 4), "the prompt holds lists of different lengths"),
+    (lambda e: e.finish([dropped(e)]), "a sequence is not in this engine any more"),
     (lambda e: e.generate([[1]], 4, stop=(99,)), "stop_token_ids has the token id 99"),
     (lambda e: list(e.stream([[1]], 0)), "max_tokens = 0"),
     (lambda e: e.submit([1], 3, min_tokens=4), "min_tokens = 4: use 0 to max_tokens = 3"),
