@@ -71,8 +71,8 @@ class EngineReport:
 class Engine:
     """Decodes with one model: up to `batch` requests at a time, each of up to `length` tokens.
 
-    model: a run (`load_run`), with its context and mesh unless others are given, or a
-    `ModelConfig` whose parameters follow. pages: pages of `PAGE` tokens that the cache has for all
+    model: a run (`load_run`), with its parameters, context and mesh unless others are given, or a
+    `ModelConfig`. pages: pages of `PAGE` tokens that the cache has for all
     requests together, or, as cache_bytes, those that so much memory holds; unless given, enough for
     `batch` of the longest. host_pages: pages of which the host keeps copies while others use
     theirs; unless given, as many.
@@ -103,8 +103,9 @@ class Engine:
         if isinstance(model, ModelConfig):
             config = model
         else:
-            config, params, mesh = model.config.model, model.params, mesh or model.mesh
-            length = length or model.config.train.seq_len
+            config, mesh = model.config.model, mesh or model.mesh
+            params = model.params if params is None else params
+            length = model.config.train.seq_len if length is None else length
         if params is None or length is None:
             raise LrkvError("an Engine of a ModelConfig needs its parameters and a length")
         each = -(-length // PAGE)  # pages of the longest request

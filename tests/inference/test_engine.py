@@ -12,6 +12,7 @@ from support.engines import (
     program_counts,
     whole_logits,
 )
+from support.hand_built import a_run
 from support.marks import quick
 from support.meshes import mesh_of
 from support.variants import FIVE, HYBRID, LRKVS, VOCABULARY, error, random_params, small
@@ -214,6 +215,12 @@ def given(other):
     return Engine(small(LRKV), random_params(other), batch=1, length=64)
 
 
+def run_given(*params, **changes):
+    """An engine of a run that is given something else than the run has."""
+    run = a_run(small(LRKV), random_params(small(LRKV)))
+    return Engine(run, *params, **changes)
+
+
 def dropped(engine):
     sequence = engine.submit([1], 2)
     engine.reset()
@@ -247,6 +254,8 @@ REFUSED = [
     (lambda e: engine_of(LRKV, prefill_chunk=0), "prefill_chunk = 0: use 1 or more"),
     (lambda e: engine_of(LRKV, pages=1), "a request of 128 tokens needs .* bytes of cache"),
     (lambda e: given(small(FIVE["mha"])), r"key is \(2, 24, 4, 8\), and .* \(2, 24, 8\)"),
+    (lambda e: run_given(random_params(small(FIVE["mha"]))), r"key is \(2, 24, 4, 8\)"),
+    (lambda e: run_given(length=0), "length = 0: use 1 or more"),
     (lambda e: given(small(LRKV, layers=1)), r"is \(1, .*, and the configuration has \(2, "),
     (lambda e: given(small(LRKV, tied_head=True)), "head.kernel is nothing"),
 ]
