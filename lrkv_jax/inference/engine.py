@@ -56,16 +56,12 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class EngineReport:
-    """An engine's kernels and settings, and the bytes of its cache as it was allocated."""
+    """An engine's kernels, and the bytes of its cache as it was allocated, on all devices."""
 
-    decode_kernel: str  # as requested: `ModelConfig.decode_kernel`
     kernels: dict[str, str]  # what each kernel ran on so far in this process, and why
     cache_bytes: int
     cache_bytes_per_token: float
     cache_bytes_per_token_formula: int  # without what allocation pads
-    cache_bytes_per_device: int
-    mesh: dict[str, int]  # empty without one
-    heads_split: bool  # each tensor shard attends with its heads alone
 
 
 class Engine:
@@ -378,19 +374,13 @@ class Engine:
 
     def report(self) -> EngineReport:
         """The engine's report, with the bytes of the cache summed from its live buffers."""
-        leaves = jax.tree.leaves(self.calls.cache())
-        total = sum(leaf.nbytes for leaf in leaves)
         return EngineReport(
-            decode_kernel=self.config.decode_kernel,
             kernels=dispatch.choices(),
-            cache_bytes=total,
+            cache_bytes=sum(leaf.nbytes for leaf in jax.tree.leaves(self.calls.cache())),
             cache_bytes_per_token=self.calls.cache_bytes_per_token(),
             cache_bytes_per_token_formula=cache_bytes_per_token(
                 self.config, resolve_dtype(self.config.dtype).itemsize
             ),
-            cache_bytes_per_device=sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves),
-            mesh=dict(self.mesh.shape) if self.mesh else {},
-            heads_split=placement.splits_heads(self.calls.model, self.mesh),
         )
 
     def _check(self, name, tokens):

