@@ -20,7 +20,7 @@ from typing import NamedTuple
 from lrkv_jax.inference.pages import PAGE, Pool, digests
 from lrkv_jax.inference.request import Phase, Sequence
 
-# Of the tokens that a request may be given, the share that it is expected to take.
+# Of the tokens that a request may be given, the share that it is expected to take at first.
 EXPECTED = 0.7
 # Calls that read prompts, at most, between two that decode, which take as long for one text as for
 # all: while somebody watches, and else.
@@ -91,7 +91,6 @@ class Scheduler:
     steps of a call; each gives a slot a token, and a call may give it up to `extra` beyond them.
     host_pages: pages of which the host keeps copies; beyond them preempted sequences are
     recomputed.
-    expected: as `EXPECTED`, before any sequence has ended.
     """
 
     def __init__(
@@ -104,7 +103,6 @@ class Scheduler:
         steps: int,
         extra: int = 0,
         host_pages: int,
-        expected: float = EXPECTED,
     ):
         self.pools = pools
         self._prefill, self._score = prefill, score
@@ -114,7 +112,7 @@ class Scheduler:
         self._queue: list[Sequence] = []
         self._retained: list[Sequence] = []
         self._number = 0
-        self._expected, self._read = expected, 0
+        self._expected, self._read = EXPECTED, 0
         self._host_pages = host_pages
         self._fresh: set[int] = set()
         self.last = SchedulerOutput()

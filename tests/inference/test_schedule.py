@@ -132,8 +132,9 @@ class World:
         self.pools = [Pool(pages, window, span + 1, span) for _ in range(shards)]
         self.scheduler = Scheduler(
             self.pools, slots=slots, prefill=PREFILL, score=SCORE, steps=STEPS,
-            host_pages=host_pages, expected=expected, extra=more,
+            host_pages=host_pages, extra=more,
         )  # fmt: skip
+        self.scheduler._expected = expected
         self.device = Played(self.pools, pages, span + 1, slots, more)
         self.all: list[Sequence] = []
         self.watched = watched
