@@ -150,17 +150,15 @@ class Engine:
                 "shorter length"
             )
         self._window, self._window_pages, self._span = window, window_pages, span
-        # One shape, so that a text's bits do not depend on how many others were read
-        # with it.
-        self._prefill = Shape(chunk // PAGE, PAGE)
-        self._score = Shape(max(1, min(chunk // SCORED, batch // shards)), SCORED)
         self.steps_per_call, self._shards = steps_per_call, shards
         self._host_pages = batch * each if host_pages is None else host_pages
         self.calls = Calls(
             placed, self.mesh,
             slots=batch, shards=shards, pages=self.pages, window_pages=window_pages, longest=each,
-            span=span, prefill=self._prefill, score=self._score, steps=steps_per_call,
-            draft_tokens=draft_tokens,
+            span=span, steps=steps_per_call, draft_tokens=draft_tokens,
+            # One shape, so that a text's bits do not depend on how many others were read with it.
+            prefill=Shape(chunk // PAGE, PAGE),
+            score=Shape(max(1, min(chunk // SCORED, batch // shards)), SCORED),
         )  # fmt: skip
         self.reset()
 
@@ -168,8 +166,8 @@ class Engine:
         """Drop all requests and published pages; the cache is made again when it is needed."""
         self.scheduler = Scheduler(
             self._empty(),
-            slots=self.batch, prefill=self._prefill, score=self._score, steps=self.steps_per_call,
-            extra=self._extra, host_pages=self._host_pages,
+            slots=self.batch, prefill=self.calls.prefill, score=self.calls.score,
+            steps=self.steps_per_call, extra=self._extra, host_pages=self._host_pages,
         )  # fmt: skip
 
     def warm(self) -> None:
