@@ -191,7 +191,7 @@ class Engine:
         """Queue a request; options are `Request`'s fields. It gets on when `advance` is called."""
         request = Request(prompt, max_tokens, **options)
         self._check_request(request)
-        sequence = Sequence.of(request)
+        sequence = Sequence(request)
         try:  # a number that no array holds would end a call, with all that are in it
             batched_params([sequence])
         except (OverflowError, ValueError, TypeError) as error:

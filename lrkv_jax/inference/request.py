@@ -99,8 +99,8 @@ class Sequence:
     """
 
     request: Request
-    tokens: list[int]
-    max_length: int
+    tokens: list[int] = field(init=False)
+    max_length: int = field(init=False)
     result: Result = field(default_factory=Result)
     phase: Phase = Phase.QUEUED
     prompt_length: int = 0
@@ -121,13 +121,9 @@ class Sequence:
     swapped: Any = None
 
     def __post_init__(self):
+        self.tokens = [int(token) for token in self.request.prompt]
         self.prompt_length = self.answer_start = len(self.tokens)
-
-    @classmethod
-    def of(cls, request: Request) -> Sequence:
-        """The sequence that a request begins with."""
-        tokens = [int(token) for token in request.prompt]
-        return cls(request, tokens, len(tokens) + request.max_tokens)
+        self.max_length = self.prompt_length + self.request.max_tokens
 
     @property
     def output_ids(self) -> list[int]:

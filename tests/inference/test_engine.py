@@ -308,7 +308,7 @@ RULES = [
 def test_each_row_draws_the_tokens_that_it_keeps_in_proportion():
     """All rules in one batch, each over many keys. Of equal logits the first is the likeliest."""
     assert likeliest(jnp.array([[1.0, 3, 3], [jnp.nan] * 3])).tolist()[0] == 1
-    ways = [Sequence.of(Request([1], 2, sampling=how)) for how, _, _ in RULES]
+    ways = [Sequence(Request([1], 2, sampling=how)) for how, _, _ in RULES]
     rows = jnp.repeat(jnp.arange(len(RULES)), DRAWS)
     params = jax.tree.map(jnp.asarray, batched_params(ways)).of_slots(rows)
     logits_BV = jnp.broadcast_to(jnp.log(P_V), (len(rows), len(P_V)))
@@ -325,7 +325,7 @@ def test_each_row_draws_the_tokens_that_it_keeps_in_proportion():
 def test_a_requests_way_of_choosing_reaches_its_row():
     how = {"sampling": Sampling(0.5, 3, 0.75), "rng": RngStream(7, 9)}
     request = Request([1], 2, stop_token_ids=frozenset([4, 2]), **how)
-    choice = batched_params([None, Sequence.of(request)])
+    choice = batched_params([None, Sequence(request)])
     assert (choice.temperature_B.tolist(), choice.top_k_B.tolist()) == ([0, 0.5], [0, 3])
     assert (choice.top_p_B.tolist(), choice.stream_B.tolist()) == ([1, 0.75], [0, 9])
     assert choice.seed_B2[1].tolist() == jax.random.key_data(jax.random.key(7)).tolist()

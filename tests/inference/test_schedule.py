@@ -235,7 +235,7 @@ def test_every_request_ends_with_its_own_text_and_gives_everything_back(
                 right.append(following(tokens + right))
             options["continuations"] = [right, [1], right[:5] + [62]]
         retain = what["kind"] == "keep"
-        sequence = Sequence.of(Request(tokens, new, retain=retain, **options))
+        sequence = Sequence(Request(tokens, new, retain=retain, **options))
         world.scheduler.add(sequence)
         world.all.append(sequence)
         if what["cancel"] is not None:
