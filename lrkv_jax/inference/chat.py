@@ -83,7 +83,7 @@ class Chat:
                     going.take()
                     continue
                 shown += 1
-                yield from reader.read(going.answer.ids[:shown])
+                yield from reader.read(going.answer.ids[shown - 1])
             yield from reader.rest()
         finally:
             going.leave(shown)
@@ -136,18 +136,16 @@ class _Reader:
             ids.python_start: "python", ids.python_end: "text",
             ids.output_start: "output", ids.output_end: "text",
         }  # fmt: skip
-        self._kind, self._read = "text", 0
+        self._kind = "text"
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def read(self, ids: list[int]) -> Iterator[ChatDelta]:
-        """The pieces that are new since the last call; a cut character waits for its rest."""
-        for token in ids[self._read :]:
-            if token in self._kinds:
-                yield from self.rest()
-                self._kind = self._kinds[token]
-            elif text := self._decoder.decode(self._tokenizer.decode_bytes([token])):
-                yield ChatDelta(self._kind, text)
-        self._read = len(ids)
+    def read(self, token: int) -> Iterator[ChatDelta]:
+        """The pieces that the next id adds; a cut character waits for its rest."""
+        if token in self._kinds:
+            yield from self.rest()
+            self._kind = self._kinds[token]
+        elif text := self._decoder.decode(self._tokenizer.decode_bytes([token])):
+            yield ChatDelta(self._kind, text)
 
     def rest(self) -> Iterator[ChatDelta]:
         """The rest of a cut character."""

@@ -197,13 +197,11 @@ def test_a_character_of_several_tokens_comes_whole():
     text = "naïve 👩‍👩 日本"
     ids = gpt2.tokenizer.encode(text).tolist()
     reader = _Reader(gpt2)
-    pieces = [p for n in range(len(ids) + 1) for p in reader.read(ids[:n])]
+    pieces = [piece for token in ids for piece in reader.read(token)]
     assert "".join(p.text for p in pieces) == text and len(pieces) < len(ids)
     assert not any("�" in piece.text for piece in pieces)
     cut = _Reader(gpt2)
-    assert [*cut.read(gpt2.tokenizer.encode("日").tolist()[:1]), *cut.rest()] == [
-        ChatDelta("text", "�")
-    ]
+    assert [*cut.read(gpt2.tokenizer.encode("日")[0]), *cut.rest()] == [ChatDelta("text", "�")]
 
 
 def test_the_terminal_talks_and_survives_mistakes(monkeypatch):
