@@ -25,6 +25,7 @@ from lrkv_jax.inference.request import Sequence as EngineSequence
 from lrkv_jax.inference.trained_run import TrainedRun
 
 OnExamples = Callable[[float], None]
+OnProgress = Callable[[str, float, int], None]  # what is done, how much of it, of how much
 Ids = Sequence[int]
 
 _SEEDS = 1 << 63  # what JAX takes
@@ -59,12 +60,12 @@ class LanguageModel:
     is called with the number of examples that have ended since the last time.
     """
 
-    def __init__(self, run: TrainedRun, *, batch: int, progress: OnExamples | None = None):
+    def __init__(self, run: TrainedRun, *, batch: int):
         self._run, self.batch = run, batch
         self.tokenizer, self.context = run.tokenizer, run.config.train.seq_len
         self.chat = ChatFormat(run.tokenizer)
         self.truncated = 0
-        self.progress = progress or (lambda done: None)
+        self.progress: OnExamples = lambda done: None
 
     @cached_property
     def _engine(self) -> Engine:
@@ -251,6 +252,18 @@ class LanguageModel:
         if prompt[0] != self.tokenizer.bos:
             return list(prompt[len(prompt) - limit :])
         return [self.tokenizer.bos, *prompt[len(prompt) - limit + 1 :]][-limit:]
+
+
+def adding_up(progress: OnProgress, name: str, total: int) -> OnExamples:
+    """What reports to `progress` how many of `total` examples have ended until now."""
+    done = 0.0
+
+    def add(more: float) -> None:
+        nonlocal done
+        done += more
+        progress(name, done, total)
+
+    return add
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
