@@ -61,7 +61,7 @@ class LanguageModel:
     """
 
     def __init__(self, run: TrainedRun, *, batch: int):
-        self._run, self.batch = run, batch
+        self._run, self._batch = run, batch
         self.tokenizer, self.context = run.tokenizer, run.config.train.seq_len
         self.chat = ChatFormat(run.tokenizer)
         self.truncated = 0
@@ -71,7 +71,7 @@ class LanguageModel:
     def _engine(self) -> Engine:
         """The engine that answers everything; it is made when the first question comes."""
         # The last token of a continuation is predicted and never read.
-        return Engine(self._run, batch=self.batch, length=self.context + 1)
+        return Engine(self._run, batch=self._batch, length=self.context + 1)
 
     def prompt(self, text: str) -> list[int]:
         """Text as the beginning of a document."""
@@ -222,7 +222,7 @@ class LanguageModel:
         running: dict[int, EngineSequence] = {}
         try:
             while True:
-                for number in islice(following, max(0, _QUEUED * self.batch - len(running))):
+                for number in islice(following, max(0, _QUEUED * engine.batch - len(running))):
                     running[number] = submit(number)
                 if not running:
                     return
