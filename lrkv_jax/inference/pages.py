@@ -11,7 +11,6 @@ which each page has one until it is out of the windows of all who hold it.
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,21 +21,13 @@ PAGE = TILE  # tokens: the tile of the kernels, which read a page at a time
 NULL = 0
 
 
-class Digest(NamedTuple):
-    """Hash of a page and all before it, with the page's ids, which are compared too."""
-
-    chain: bytes
-    ids: bytes
-
-
-def digests(ids: Sequence[int]) -> list[Digest]:
-    """Digests of each whole page of `ids`."""
-    found: list[Digest] = []
-    before = b""
+def digests(ids: Sequence[int]) -> list[bytes]:
+    """The digest of each whole page of `ids` and all before it."""
+    found, before = [], b""
     for start in range(0, len(ids) - PAGE + 1, PAGE):
         own = np.asarray(ids[start : start + PAGE], np.int32).tobytes()
         before = blake2b(before + own, digest_size=32).digest()
-        found.append(Digest(before, own))
+        found.append(before)
     return found
 
 
@@ -98,8 +89,8 @@ class Pool:
         self.span = span
         self._unused = list(range(pages - 1, NULL, -1))
         self._holders = [0] * pages
-        self._pages: dict[bytes, int] = {}  # of a chain's digest
-        self._published: dict[int, Digest] = {}
+        self._pages: dict[bytes, int] = {}  # by their digests
+        self._published: dict[int, bytes] = {}  # their digests
         self._idle: dict[int, None] = {}  # published and held by nobody, the next to go first
         self._window_pages = None if window is None else _WindowPages(window, window_pages, pages)
 
@@ -132,14 +123,13 @@ class Pool:
         """How many sequences have the page in their tables."""
         return self._holders[page]
 
-    def shared(self, wanted: Iterable[Digest]) -> list[int]:
-        """The published pages that the chain `wanted` begins with; nobody holds them by this."""
+    def shared(self, wanted: Iterable[bytes]) -> list[int]:
+        """The published pages that the digests `wanted` begin with; nobody holds them by this."""
         found: list[int] = []
         for digest in wanted:
-            page = self._pages.get(digest.chain, NULL)
-            if page == NULL or self._published[page].ids != digest.ids:
+            if digest not in self._pages:
                 break
-            found.append(page)
+            found.append(self._pages[digest])
         if self._window_pages is not None:
             there = [page != NULL for page in self.window_pages_of(found)]
             while not all(there[self.out_of_window(len(found) * PAGE) : len(found)]):
@@ -167,7 +157,7 @@ class Pool:
                 page = self._unused.pop()
             else:
                 page = next(iter(self._idle))
-                del self._idle[page], self._pages[self._published.pop(page).chain]
+                del self._idle[page], self._pages[self._published.pop(page)]
                 if self._window_pages is not None:
                     self._window_pages.drop(page)
             self._holders[page] = 1
@@ -196,8 +186,8 @@ class Pool:
                 else:
                     self._unused.append(page)
 
-    def publish(self, page: int, digest: Digest) -> None:
+    def publish(self, page: int, digest: bytes) -> None:
         """Let others find a page that is written to its end and will not change again."""
-        if page not in self._published and digest.chain not in self._pages:
+        if page not in self._published and digest not in self._pages:
             self._published[page] = digest
-            self._pages[digest.chain] = page
+            self._pages[digest] = page

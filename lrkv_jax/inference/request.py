@@ -13,7 +13,6 @@ import numpy as np
 from jaxtyping import UInt32
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.inference.pages import Digest
 from lrkv_jax.inference.sampling import Sampling
 
 Ids = abc.Sequence[int]
@@ -112,7 +111,7 @@ class Sequence:
     slot: int | None = None
     pages: list[int] = field(default_factory=list)
     out_of_window: int = 0  # the first of `pages`, whose window pages were released
-    digests: list[Digest] = field(default_factory=list)  # of the prompt's pages
+    digests: list[bytes] = field(default_factory=list)  # of the prompt's pages
     cached: int = 0  # tokens whose keys and values are in the pages
     steps_in_flight: int = 0  # steps that were started and not read
     reads_in_flight: int = 0  # scored chunks and prompts' ends that were started and not read
