@@ -6,7 +6,7 @@ steps of a call  V vocabulary
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -293,6 +293,11 @@ def _token_logprobs(sequence, log_p, ids_K, log_p_K):
     return TokenLogprobs(float(log_p), list(tops))
 
 
+@lru_cache(maxsize=1024)
+def _key_data(seed):
+    return np.asarray(jax.random.key_data(jax.random.key(seed)))
+
+
 def batched_params(sequences):
     """The `BatchedSamplingParams` of slots; those without a sequence are greedy."""
     B = len(sequences)
@@ -313,7 +318,7 @@ def batched_params(sequences):
         presence_B[slot], repetition_B[slot] = how.presence_penalty, how.repetition_penalty
         bias_ids_BX[slot, : len(how.bias)] = list(how.bias)
         bias_BX[slot, : len(how.bias)] = list(how.bias.values())
-        seed_B2[slot], stream_B[slot] = request.rng.key_2, request.rng.stream
+        seed_B2[slot], stream_B[slot] = _key_data(request.rng.seed), request.rng.stream
         stops = sorted(request.stop_token_ids)[:STOPS]
         stops_BX[slot, : len(stops)] = stops
         min_length_B[slot] = sequence.min_length

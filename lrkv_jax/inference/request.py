@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import enum
-import functools
 from collections import abc
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from jaxtyping import UInt32
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference.sampling import Sampling
@@ -23,11 +20,6 @@ class RngStream(NamedTuple):
 
     seed: int = 0
     stream: int = 0
-
-    @property
-    def key_2(self) -> UInt32[np.ndarray, "2"]:
-        """The seed as a key's data."""
-        return _key_data(self.seed)
 
 
 class TokenLogprobs(NamedTuple):
@@ -165,8 +157,3 @@ def check_tokens(name: str, tokens: Any, vocabulary: int, axes: int = 1) -> None
             f"{name} has the token id {bad.flat[0]}, and the model's are 0 to {vocabulary - 1}: "
             "use the tokenizer that it was trained with"
         )
-
-
-@functools.lru_cache(maxsize=1024)
-def _key_data(seed):
-    return np.asarray(jax.random.key_data(jax.random.key(seed)))

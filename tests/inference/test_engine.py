@@ -322,16 +322,6 @@ def test_each_row_draws_the_tokens_that_it_keeps_in_proportion():
         assert (abs(found - expected) <= spread).all(), how
 
 
-def test_a_requests_way_of_choosing_reaches_its_row():
-    how = {"sampling": Sampling(0.5, 3, 0.75), "rng": RngStream(7, 9)}
-    request = Request([1], 2, stop_token_ids=frozenset([4, 2]), **how)
-    choice = batched_params([None, Sequence(request)])
-    assert (choice.temperature_B.tolist(), choice.top_k_B.tolist()) == ([0, 0.5], [0, 3])
-    assert (choice.top_p_B.tolist(), choice.stream_B.tolist()) == ([1, 0.75], [0, 9])
-    assert choice.seed_B2[1].tolist() == jax.random.key_data(jax.random.key(7)).tolist()
-    assert choice.stopped_by(jnp.array([2, 2])).tolist() == [False, True]
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
