@@ -100,8 +100,10 @@ def _texts(model: LanguageModel, rows: list, max_new_tokens: int, draws: Draws) 
         try:
             if is_chat:
                 prompts.append(model.chat_prompt(conversation_from(row["messages"])))
-            else:
+            elif isinstance(row.get("prompt"), str):
                 prompts.append(model.prompt(row["prompt"]))
+            else:
+                raise LrkvError('give {"prompt": "…"} or {"messages": [{"role": …, "content": …}]}')
         except LrkvError as error:
             raise LrkvError(f"{place}: {error}") from None
     if all(chats):
@@ -117,11 +119,6 @@ def _rows(source: Path) -> list[tuple[str, dict[str, Any]]]:
     if not source.exists():
         raise LrkvError(f"{source} does not exist: name a file of JSON lines")
     rows = [(f"{source}:{n}", row) for n, row in read_json_lines(source)]
-    for place, row in rows:
-        if not isinstance(row.get("prompt"), str) and not isinstance(row.get("messages"), list):
-            raise LrkvError(
-                f'{place}: give {{"prompt": "…"}} or {{"messages": [{{"role": …, "content": …}}]}}'
-            )
     if not rows:
         raise LrkvError(f"{source} has no rows")
     return rows
