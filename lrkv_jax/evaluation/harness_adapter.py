@@ -197,7 +197,7 @@ class LrkvLM(LM):
         if isinstance(context, ChatPrompt):
             return [*context.head, *self.model.tokenizer.encode(context.begun).tolist()]
         self._check(context)
-        return self.model.prompt(context)
+        return self.model.tokenizer.prompt(context)
 
     def _pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         if not isinstance(context, ChatPrompt):

@@ -101,7 +101,7 @@ def _texts(model: LanguageModel, rows: list, max_new_tokens: int, draws: Draws) 
             if is_chat:
                 prompts.append(model.chat_prompt(conversation_from(row["messages"])))
             elif isinstance(row.get("prompt"), str):
-                prompts.append(model.prompt(row["prompt"]))
+                prompts.append(model.tokenizer.prompt(row["prompt"]))
             else:
                 raise LrkvError('give {"prompt": "…"} or {"messages": [{"role": …, "content": …}]}')
         except LrkvError as error:

@@ -73,10 +73,6 @@ class LanguageModel:
         # The last token of a continuation is predicted and never read.
         return Engine(self._run, batch=self._batch, length=self.context + 1)
 
-    def prompt(self, text: str) -> list[int]:
-        """Text as the beginning of a document."""
-        return self.tokenizer.prompt(text)
-
     def check_chat(self) -> None:
         """Raise `LrkvError` for a model of too few ids to chat."""
         self.chat.check(self._run.config.model.vocabulary)
@@ -102,13 +98,10 @@ class LanguageModel:
         if spaces:
             context, continuation = context[:-spaces], context[-spaces:] + continuation
         if head is None and not context:
-            return self.prompt(""), self._continued(continuation)
-        encode = self.prompt if head is None else self._continued
+            return self.tokenizer.prompt(""), self.tokenizer(continuation)
+        encode = self.tokenizer.prompt if head is None else self.tokenizer
         ids, start = encode(context + continuation), len(encode(context))
         return [*(head or ()), *ids[:start]], ids[start:]
-
-    def _continued(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text).tolist()
 
     def log_likelihoods(self, queries: Sequence[tuple[Ids, Sequence[Ids]]]) -> list[list[Score]]:
         """Return, for each (context, continuations), the score of every continuation.
@@ -119,11 +112,8 @@ class LanguageModel:
         fitted = []
         for context, continuations in queries:
             longest = max(map(len, continuations))
-            if not min(map(len, continuations)) or longest > self.context:
-                raise LrkvError(
-                    f"a continuation of {longest} tokens, another of "
-                    f"{min(map(len, continuations))}: give 1 to {self.context}"
-                )
+            if longest > self.context:
+                raise LrkvError(f"a continuation of {longest} tokens: give {self.context} at most")
             fitted.append(self._fitted(context, self.context + 1 - longest))
 
         def submit(i):

@@ -106,7 +106,7 @@ def ids(count):
 
 def test_a_prompt_that_is_too_long_loses_its_beginning_and_is_counted():
     model = language_model(TOKENIZER, ANSWERS_B)
-    long, short = model.prompt("word " * 600 + "the end"), model.prompt("the end")
+    long, short = TOKENIZER.prompt("word " * 600 + "the end"), TOKENIZER.prompt("the end")
     scores = model.log_likelihoods([(long, [[5, 6]]), (short, [[5, 6]])])
     assert model.truncated == 1
     kept = [TOKENIZER.bos, *long[-510:]]  # 513 positions and predictions, two of the continuation
@@ -222,7 +222,7 @@ def test_gsm8k_counts_the_problems_whose_number_it_says():
 def test_a_text_ends_at_the_first_stop_string():
     table = chain(*map(token, (":", " The", " people", " of", " our", ".")))
     model = language_model(TOKENIZER, follows(TOKENIZER, table))
-    prompts = [model.prompt("Answer:"), model.prompt("A longer question, and its Answer:")]
+    prompts = [TOKENIZER.prompt("Answer:"), TOKENIZER.prompt("A longer question, and its Answer:")]
     assert model.continuations(prompts, 20, (), Draws()) == [[" The people of our."]] * 2
     for until, text in (((" our", " of"), " The people"), (("people",), " The "), ((" The",), "")):
         assert model.continuations(prompts[:1], 20, until, Draws())[0] == [text]
