@@ -163,8 +163,7 @@ class Calls:
         for place, chunk in chunks.items():
             targets_FT[place, : len(chunk.targets)] = chunk.targets
         pool, *scores = self.run(programs.score, pool, tokens_FT, start_F, pages_FN, targets_FT)
-        turns = {place: chunk.sequence.turn for place, chunk in chunks.items()}
-        answers.append(partial(self._read_scores, chunks, turns, *scores))
+        answers.append(partial(self._read_scores, chunks, *scores))
         return pool
 
     def _load_history(self, sequences):
@@ -257,14 +256,13 @@ class Calls:
                     one = _token_logprobs(sequence, *(of[place, n] for of in logprobs_BM))
                     sequence.result.logprobs[before + n] = one
 
-    def _read_scores(self, chunks, turns, *scores):
+    def _read_scores(self, chunks, *scores):
         log_p_FT, is_greedy_FT = map(np.asarray, scores)
         for place, chunk in chunks.items():
-            sequence, n = chunk.sequence, len(chunk.targets)
-            if sequence.turn == turns[place]:
-                sequence.result.log_p.append(log_p_FT[place, :n])
-                sequence.result.is_greedy.append(is_greedy_FT[place, :n])
-            self._scheduler.record_score(sequence, turns[place])
+            result, n = chunk.sequence.result, len(chunk.targets)
+            result.log_p.append(log_p_FT[place, :n])
+            result.is_greedy.append(is_greedy_FT[place, :n])
+            self._scheduler.record_score(chunk.sequence)
 
 
 def _to_host(sequence):

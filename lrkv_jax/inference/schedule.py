@@ -233,10 +233,10 @@ class Scheduler:
             sequence.cached = len(sequence.tokens) - 1
         return None
 
-    def record_score(self, sequence: Sequence, turn: int) -> None:
-        """A chunk of a turn was scored."""
+    def record_score(self, sequence: Sequence) -> None:
+        """A chunk was scored. What is scored has one turn."""
         sequence.reads_in_flight -= 1
-        if sequence.done or sequence.reads_in_flight or sequence.turn != turn:
+        if sequence.done or sequence.reads_in_flight:
             return
         if sequence.scored == len(self._score_chunks(sequence)):
             self.finish(sequence, "scored", retain=sequence.request.retain and len(sequence.tokens))

@@ -88,7 +88,7 @@ class Played:
             if chunk.targets:
                 ends = range(chunk.start + 1, stop + 1)
                 right = [following(self.read(sequence, n)) for n in ends]
-                answers.append(("score", sequence, sequence.turn, right == list(chunk.targets)))
+                answers.append(("score", sequence, right == list(chunk.targets)))
             elif chunk.last:
                 token = following(self.read(sequence, stop))
                 answers.append(("steps", sequence, sequence.turn, 0, [token]))
@@ -149,10 +149,8 @@ class World:
                 if kind == "steps":
                     self.scheduler.record_tokens(sequence, *rest)
                 else:
-                    turn, answer = rest
-                    if sequence.turn == turn:
-                        sequence.result.is_greedy.append(answer)
-                    self.scheduler.record_score(sequence, turn)
+                    sequence.result.is_greedy += rest
+                    self.scheduler.record_score(sequence)
         self.check()
         return bool(plan) or bool(self.device.answers)
 
