@@ -1,8 +1,9 @@
 """`lrkv evaluate`: held-out loss of a trained run, its cache's honesty, and the five benchmarks."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from lrkv_jax.evaluation.benchmark import Benchmark, BenchmarkSettings, Question
 from lrkv_jax.evaluation.tasks import check_allowed, gsm8k, humaneval, multiple_choice
 from lrkv_jax.files import check_writable, write_json
 from lrkv_jax.inference import Engine
-from lrkv_jax.inference.language_model import LanguageModel, OnProgress, adding_up
+from lrkv_jax.inference.language_model import LanguageModel
 from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.training.checkpointing.layout import versions
@@ -37,6 +38,9 @@ BENCHMARKS: dict[str, Benchmark] = {
     "humaneval": humaneval,
 }
 SPLIT = "test"  # of all five
+
+# A benchmark's name, the examples done, and the examples in all.
+OnProgress = Callable[[str, float, int], None]
 
 
 def evaluate(
@@ -84,7 +88,7 @@ def evaluate(
     for name, questions_ in chosen.items():
         model = LanguageModel(run, batch=batch)
         if progress is not None:
-            model.progress = adding_up(progress, name, len(questions_.examples))
+            model.progress = partial(_report, progress, name, len(questions_.examples))
         began = time.monotonic()
         outcome = asdict(BENCHMARKS[name](model, questions_, settings))
         records = outcome.pop("records")
@@ -133,6 +137,10 @@ def questions_of(
             )
     chosen = {name: questions(name, SPLIT, settings) for name in tasks if name in BENCHMARKS}
     return chosen, settings
+
+
+def _report(progress: OnProgress, name: str, total: int, done: float) -> None:
+    progress(name, done, total)
 
 
 def _about(run: TrainedRun) -> dict[str, Any]:

@@ -217,7 +217,8 @@ class LrkvLM(LM):
     def _bar(self, total: int, what: str, hidden: bool) -> Iterator[None]:
         """A progress bar for requests that are answered in batches."""
         with tqdm(total=total, desc=what, disable=hidden) as bar:
-            self.model.progress = bar.update
+            start = self.model.done
+            self.model.progress = lambda done: bar.update(done - start - bar.n)
             yield
 
 

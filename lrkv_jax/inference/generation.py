@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.data.tables import read_json_lines
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
-from lrkv_jax.inference.language_model import Draws, LanguageModel, OnProgress, adding_up
+from lrkv_jax.inference.language_model import Draws, LanguageModel
 from lrkv_jax.inference.trained_run import TrainedRun
 
 
@@ -57,7 +57,7 @@ def generate_file(
     sampling: Sampling,
     seed: int = 0,
     batch: int = 8,
-    progress: OnProgress | None = None,
+    progress: Callable[[str, float, int], None] | None = None,
 ) -> int:
     """Write `target`: each row of `source` with its `text`; return how many prompts were cut.
 
@@ -71,7 +71,7 @@ def generate_file(
     files.check_writable(target)  # before hours of decoding
     model = LanguageModel(run, batch=batch)
     if progress:
-        model.progress = adding_up(progress, Path(source).name, len(rows))
+        model.progress = lambda done: progress(Path(source).name, done, len(rows))
     texts = _texts(model, rows, max_new_tokens, Draws(sampling, seed))
     lines = (
         json.dumps({**row, "text": text}, ensure_ascii=False)

@@ -25,7 +25,6 @@ from lrkv_jax.inference.request import Sequence as EngineSequence
 from lrkv_jax.inference.trained_run import TrainedRun
 
 OnExamples = Callable[[float], None]
-OnProgress = Callable[[str, float, int], None]  # what is done, how much of it, of how much
 Ids = Sequence[int]
 
 _SEEDS = 1 << 63  # what JAX takes
@@ -56,15 +55,15 @@ class Draws:
 class LanguageModel:
     """A run, its tokenizer, and `context`, the number of tokens that it was trained to read.
 
-    A prompt that is too long loses its beginning, but no BOS; `truncated` counts them. `progress`
-    is called with the number of examples that have ended since the last time.
+    A prompt that is too long loses its beginning, but no BOS; `truncated` counts them. `done`
+    counts the examples that have ended, and `progress` is called with it.
     """
 
     def __init__(self, run: TrainedRun, *, batch: int):
         self._run, self._batch = run, batch
         self.tokenizer, self.context = run.tokenizer, run.config.train.seq_len
         self.chat = ChatFormat(run.tokenizer)
-        self.truncated = 0
+        self.truncated, self.done = 0, 0.0
         self.progress: OnExamples = lambda done: None
 
     @cached_property
@@ -221,7 +220,8 @@ class LanguageModel:
                 for number in over:
                     yield number, running[number]
                     engine.cancel(running.pop(number))
-                    self.progress(1 / samples)
+                    self.done += 1 / samples
+                    self.progress(self.done)
         finally:  # one was refused, or nobody reads on
             for sequence in running.values():
                 engine.cancel(sequence)
@@ -242,18 +242,6 @@ class LanguageModel:
         if prompt[0] != self.tokenizer.bos:
             return list(prompt[len(prompt) - limit :])
         return [self.tokenizer.bos, *prompt[len(prompt) - limit + 1 :]][-limit:]
-
-
-def adding_up(progress: OnProgress, name: str, total: int) -> OnExamples:
-    """What reports to `progress` how many of `total` examples have ended until now."""
-    done = 0.0
-
-    def add(more: float) -> None:
-        nonlocal done
-        done += more
-        progress(name, done, total)
-
-    return add
 
 
 def cut(text: str, stops: Sequence[str]) -> str:

@@ -115,10 +115,10 @@ def test_a_prompt_that_is_too_long_loses_its_beginning_and_is_counted():
     assert scores[0][0].log_p == pytest.approx(same[0].log_p, abs=1e-5)
     # A long context beside a long continuation scores what it scores alone.
     asked = [(ids(509), [ids(3)]), (ids(1), [ids(512), ids(2)]), (ids(506), [ids(4)])]
-    done = []
+    done, before = [], model.done
     model.progress = done.append
     together = model.log_likelihoods(asked)
-    assert done == [1] * len(asked)
+    assert done == [before + 1, before + 2, before + 3]
     for question, row in zip(asked, together, strict=True):
         (alone,) = model.log_likelihoods([question])
         log_p = [[score.log_p for score in scores] for scores in (row, alone)]
