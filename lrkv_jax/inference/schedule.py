@@ -136,8 +136,6 @@ class Scheduler:
 
         With `retain` it is retained, with its pages and so many of its tokens.
         """
-        if sequence.phase is Phase.DECODING:
-            sequence.cached = len(sequence.tokens) - 1  # the last one was chosen, and never read
         if sequence in self._queue:
             self._queue.remove(sequence)
         if sequence in self._retained:
@@ -148,7 +146,7 @@ class Scheduler:
         if retain:
             del sequence.tokens[retain:]
             # The last one is read again, with what is appended: its next is chosen then.
-            sequence.cached = min(sequence.cached, retain - 1)
+            sequence.cached = min(sequence.cached, len(sequence.tokens) - 1)
             # Pages of the prompt that others may find must not be written to again.
             cut = retain < PAGE * len(sequence.digests)
             del sequence.digests[retain // PAGE :]
@@ -222,16 +220,23 @@ class Scheduler:
             sequence.reads_in_flight -= 1
         if sequence.done or sequence.turn != turn:
             return
+        reason = ""
         for token in tokens:
             sequence.tokens.append(token)
             stops = token in sequence.request.stop_token_ids
             if stops and len(sequence.tokens) > sequence.min_length:
-                return self._ended(sequence, "stop")
-            if len(sequence.tokens) >= sequence.max_length:
-                return self._ended(sequence, "length")
+                reason = "stop"
+            elif len(sequence.tokens) >= sequence.max_length:
+                reason = "length"
+            if reason:
+                break
         if sequence.pages or sequence.swapped_pages:  # not one that will be recomputed
-            sequence.cached = len(sequence.tokens) - 1
-        return None
+            sequence.cached = len(sequence.tokens) - 1  # the last one was chosen, and never read
+        if reason:
+            new = len(sequence.tokens) - sequence.prompt_length
+            share = new / (sequence.max_length - sequence.prompt_length)
+            self._expected += LEARNT * (share - self._expected)
+            self.finish(sequence, reason, retain=sequence.request.retain and len(sequence.tokens))
 
     def record_score(self, sequence: Sequence) -> None:
         """A chunk was scored. What is scored has one turn."""
@@ -246,14 +251,6 @@ class Scheduler:
     def _enqueue(self, sequence):
         sequence.phase = Phase.QUEUED
         insort(self._queue, sequence, key=_order)
-
-    def _ended(self, sequence, reason):
-        new = len(sequence.tokens) - sequence.prompt_length
-        share = new / (sequence.max_length - sequence.prompt_length)
-        self._expected += LEARNT * (share - self._expected)
-        if sequence.phase is Phase.QUEUED and sequence.swapped_pages:
-            sequence.cached = len(sequence.tokens) - 1
-        self.finish(sequence, reason, retain=sequence.request.retain and len(sequence.tokens))
 
     def _admit(self, plan):
         """Give slots to those who come next; nobody overtakes one whose pages are not free yet."""
@@ -374,8 +371,6 @@ class Scheduler:
 
     def _swap_out(self, sequence, plan):
         """Take a sequence's pages, and its slot if it has one; their content goes to the host."""
-        if sequence.phase is Phase.DECODING:
-            sequence.cached = len(sequence.tokens) - 1
         self._release_window_pages(sequence)
         pages = sequence.pages
         returning = [move for move in plan.swap_in if move.sequence is sequence]
