@@ -149,7 +149,7 @@ class Engine:
                 f"on each of {shards} shards: give more than {max(there, 0)} pages, or use a "
                 "shorter length"
             )
-        self._window, self._window_pages, self._span = window, window_pages, span
+        self._of_windows = window, window_pages + 1, span
         self.steps_per_call, self._shards = steps_per_call, shards
         self._host_pages = batch * each if host_pages is None else host_pages
         self.calls = Calls(
@@ -182,8 +182,7 @@ class Engine:
     def _empty(self):
         """The engine's pages, with nothing in them, and nothing on its way."""
         self.calls.reset()
-        of_windows = self._window, self._window_pages + 1, self._span
-        return [Pool(self.pages + 1, *of_windows) for _ in range(self._shards)]
+        return [Pool(self.pages + 1, *self._of_windows) for _ in range(self._shards)]
 
     # Requests.
 
@@ -225,7 +224,7 @@ class Engine:
             raise LrkvError(f"min_tokens with {stops} stop tokens: give up to {STOPS} of them")
         # The last token of a text or of a continuation is never read.
         longest = max(map(len, request.continuations), default=request.max_tokens)
-        if self._window and len(request.continuations) > 1 and longest > self._ahead:
+        if any(self.config.windows) and len(request.continuations) > 1 and longest > self._ahead:
             raise LrkvError(
                 f"several continuations, one of {longest} tokens, of a model with windows: score "
                 f"one at a time, or give prefill_chunk = {longest} or more"

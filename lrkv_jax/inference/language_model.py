@@ -20,12 +20,9 @@ from lrkv_jax.data.conversation import Conversation
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
 from lrkv_jax.inference.answers import Answer, Answering
-from lrkv_jax.inference.request import RngStream
+from lrkv_jax.inference.request import Ids, RngStream
 from lrkv_jax.inference.request import Sequence as EngineSequence
 from lrkv_jax.inference.trained_run import TrainedRun
-
-OnExamples = Callable[[float], None]
-Ids = Sequence[int]
 
 _SEEDS = 1 << 63  # what JAX takes
 # Requests that are queued at a time, of each that runs.
@@ -64,7 +61,7 @@ class LanguageModel:
         self.tokenizer, self.context = run.tokenizer, run.config.train.seq_len
         self.chat = ChatFormat(run.tokenizer)
         self.truncated, self.done = 0, 0.0
-        self.progress: OnExamples = lambda done: None
+        self.progress: Callable[[float], None] = lambda done: None
 
     @cached_property
     def _engine(self) -> Engine:
