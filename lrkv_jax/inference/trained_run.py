@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +68,7 @@ class TrainedRun:
         """
         check_tokens("ids", ids, self.config.model.vocabulary, axes=2)
         tokens_T = np.asarray(ids)
-        logits_BTV = self._forward(np.atleast_2d(tokens_T))
+        logits_BTV = self._forward(self.params, np.atleast_2d(tokens_T))
         return logits_BTV if tokens_T.ndim == 2 else logits_BTV[0]
 
     def logits(self, text: str) -> Float[Array, "T V"]:
@@ -105,6 +105,5 @@ class TrainedRun:
         return self.tokenizer.decode(new)
 
     @cached_property
-    def _forward(self) -> Callable[[Int[np.ndarray, "B T"]], Float[Array, "B T V"]]:
-        forward = jax.jit(lambda model, tokens_BT: model(tokens_BT))
-        return partial(forward, with_parameters(self.config.model, self.params))
+    def _forward(self) -> Callable:
+        return jax.jit(self.apply)
