@@ -151,7 +151,6 @@ class Engine:
             )
         self._of_windows = window, window_pages + 1, span
         self.steps_per_call, self._shards = steps_per_call, shards
-        self._host_pages = batch * each if host_pages is None else host_pages
         self.calls = Calls(
             placed, self.mesh,
             slots=batch, shards=shards, pages=self.pages, window_pages=window_pages, longest=each,
@@ -160,18 +159,20 @@ class Engine:
             prefill=Shape(chunk // PAGE, PAGE),
             score=Shape(max(1, min(chunk // SCORED, batch // shards)), SCORED),
         )  # fmt: skip
-        self.reset()
-
-    def reset(self) -> None:
-        """Drop all requests and published pages; the cache is made again when it is needed."""
         self.scheduler = Scheduler(
             self._empty(),
-            slots=self.batch, prefill=self.calls.prefill, score=self.calls.score,
-            steps=self.steps_per_call, extra=self._extra, host_pages=self._host_pages,
+            slots=batch, prefill=self.calls.prefill, score=self.calls.score, steps=steps_per_call,
+            extra=self._extra, host_pages=batch * each if host_pages is None else host_pages,
         )  # fmt: skip
 
+    def reset(self) -> None:
+        """Cancel all requests, and drop published pages and the cache until it is needed."""
+        for sequence in self.scheduler.sequences:
+            self.cancel(sequence)
+        self.scheduler.reset(self._empty())
+
     def warm(self) -> None:
-        """Compile every program that requests may need; requests and pages are dropped."""
+        """Compile every program that requests may need; requests are canceled, pages dropped."""
         self.reset()
         penalized = Sampling(presence_penalty=1.0)
         texts = [self.submit([0], 2, sampling=sampling) for sampling in (GREEDY, penalized)]
@@ -298,7 +299,7 @@ class Engine:
         """Advance until these sequences are done."""
         while not all(sequence.done for sequence in sequences):
             if not self.advance(watched=False):
-                raise LrkvError("a sequence is not in this engine any more: submit it again")
+                raise LrkvError("a sequence is not of this engine: submit its request to it")
 
     # Batches of texts.
 

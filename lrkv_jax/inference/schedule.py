@@ -159,8 +159,8 @@ class Scheduler:
 
     def reset(self, pools: abc.Sequence[Pool]) -> None:
         """The pages were lost: whoever is not done is recomputed, into these."""
-        self.pools, running = pools, self.running
-        for sequence in (*running, *self._queue, *self._retained):
+        self.pools, running, self._expected = pools, self.running, EXPECTED
+        for sequence in self.sequences:
             self._leave_slot(sequence)
             self.recomputed_tokens += sequence.cached
             sequence.pages = []  # of pools that are gone: nobody takes them back
@@ -179,6 +179,11 @@ class Scheduler:
     def waiting(self) -> int:
         """The number of sequences that wait for a slot."""
         return len(self._queue)
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All that run, wait or are retained."""
+        return [*self.running, *self._queue, *self._retained]
 
     @property
     def running(self) -> list[Sequence]:

@@ -191,6 +191,19 @@ def test_requests_go_on_after_whatever_stopped_a_call_half_way(engine, text, mon
     assert engine.scheduler.recomputed_tokens
 
 
+def test_a_reset_ends_what_there_was_and_leaves_nothing_of_it(engine, text):
+    running, held = (engine.submit(PROMPTS[0], n, retain=True) for n in (30, 2))
+    engine.finish([held])
+    engine.reset()
+    requests = [engine.submit(prompt, 11) for prompt in PROMPTS]
+    engine.advance()
+    engine.cancel(running)
+    with pytest.raises(LrkvError, match="the sequence is ended"):
+        engine.append(held, [], 9)
+    engine.finish([running, held, *requests])
+    assert [request.output_ids for request in requests] == text
+
+
 def test_a_request_may_fill_its_pages_to_the_last_slot(engine):
     prompts = PROMPTS[:2]
     texts = [engine.generate([prompt], 256 - len(prompt))[0] for prompt in prompts]
@@ -219,12 +232,6 @@ def run_given(*params, **changes):
     return Engine(run, *params, **changes)
 
 
-def dropped(engine):
-    sequence = engine.submit([1], 2)
-    engine.reset()
-    return sequence
-
-
 def scored(engine):
     sequence = engine.submit([1], continuations=[[2]], retain=True)
     engine.finish([sequence])
@@ -238,7 +245,7 @@ REFUSED = [
     (lambda e: e.generate([[1.5]], 4), "the prompt holds float64 values"),
     (lambda e: e.generate([1, 2], 4), "the prompt is 1: give a list of token ids"),
     (lambda e: e.submit([[1, 2], [3]], 4), "the prompt holds lists of different lengths"),
-    (lambda e: e.finish([dropped(e)]), "a sequence is not in this engine any more"),
+    (lambda e: e.finish([Sequence(Request([1], 2))]), "a sequence is not of this engine"),
     (lambda e: e.generate([[1]], 4, stop=(99,)), "stop_token_ids has the token id 99"),
     (lambda e: list(e.stream([[1]], 0)), "max_tokens = 0"),
     (lambda e: e.submit([1], 3, min_tokens=4), "min_tokens = 4: use 0 to max_tokens = 3"),
