@@ -142,8 +142,6 @@ class EngineLoop:
             self.fault = LrkvError(f"the engine failed {FAULTS} times in a row ({error})")
         running, self._running = self._running, {}
         self._deliver([(to, TextDelta(one.index, error=failed)) for one, to in running.items()])
-        for completion in running:
-            completion.sequence = None  # there is nothing of it any more
         try:
             self.engine.reset()
         except Exception as again:  # as with a device that is lost
