@@ -100,11 +100,6 @@ class Pool:
         return len(self._unused) + len(self._idle)
 
     @property
-    def available(self) -> int:
-        """Pages that `take` can give, each with a window page if there are any."""
-        return min(self.free, self.free_window_pages)
-
-    @property
     def free_window_pages(self) -> int:
         """Window pages that nobody holds; as many as pages where there are none."""
         return self.free if self._window_pages is None else self._window_pages.free

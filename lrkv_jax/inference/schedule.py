@@ -343,7 +343,7 @@ class Scheduler:
         """Whether a sequence has pages for so many tokens now; younger ones may be preempted."""
         pool, needed = self.pools[sequence.shard], _pages(tokens) - len(sequence.pages)
         self._release_window_pages(sequence)
-        while needed > pool.available:
+        while needed > min(pool.free, pool.free_window_pages):
             retained = self._retained_in(sequence.shard, sequence)
             running = [r for r in self.running if r.shard == sequence.shard]
             victim = retained[0] if retained else running[-1]
