@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import json
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from importlib import resources
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,16 +18,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.serving.engine_loop import EngineError
-from lrkv_jax.serving.handler import Handler
 from lrkv_jax.serving.request_schema import ChatRequest, CompletionRequest, TokenizeRequest, read
-from lrkv_jax.serving.responses import TokenNames
+from lrkv_jax.serving.responses import Responder
 from lrkv_jax.serving.service import APIError, Service, overloaded
-from lrkv_jax.serving.sse import EventStream, unless_disconnected
 
 _COUNTED = ("/v1/completions", "/v1/chat/completions", "/tokenize", "stream")
 # Seconds for a client to send its body.
@@ -94,7 +94,6 @@ class _Routes:
     def __init__(self, service: Service, key: str | None):
         self.service, self._key = service, key
         self._reading = 0  # bytes of bodies that are being read
-        self._names = TokenNames(service.tokenizer)
 
     async def live(self, request: Request) -> Response:
         """The process answers."""
@@ -189,15 +188,36 @@ class _Routes:
         # A long prompt takes its time to encode, and others are answered meanwhile.
         completions, seed = await asyncio.to_thread(self.service.completions_of, body)
         address = request.client.host if request.client else ""
-        handler = Handler(self.service, self._names, body, completions, seed, began, address)
-        deltas = handler.deltas()
-        # What is refused is refused before the response's first byte.
-        first = await unless_disconnected(anext(deltas), request.receive)
+        responder = Responder(self.service, body, completions, seed, began)
+        deltas = self.service.deltas(completions, address)
         if body.stream:
-            return EventStream(handler.events(first, deltas), deltas, self._stream_ended)
-        response = await unless_disconnected(handler.response(first, deltas), request.receive)
+            events = responder.events(deltas)
+            # What is refused is refused before the response's first byte.
+            first = await unless_disconnected(anext(events), request.receive)
+            headers = {"cache-control": "no-store", "x-accel-buffering": "no"}  # for proxies
+            content = self._stream(first, events)
+            return StreamingResponse(content, media_type="text/event-stream", headers=headers)
+        whole = await unless_disconnected(responder.whole(deltas), request.receive)
         self._count(request.url.path, 200)
-        return JSONResponse(response)
+        return JSONResponse(whole)
+
+    async def _stream(self, first, events):
+        """Server-sent events; the one before the last tells of an error that ended them."""
+        code = 200
+        try:
+            async with contextlib.aclosing(events):
+                yield _sent(first)
+                async for event in events:
+                    yield _sent(event)
+        except (asyncio.CancelledError, GeneratorExit):
+            self.service.metrics.aborted.inc()
+            raise
+        except Exception as error:
+            refused = _api_error(error)
+            code = refused.status
+            yield _sent(refused.body)
+        self._count("stream", code)
+        yield "data: [DONE]\n\n"
 
     # Answers.
 
@@ -215,15 +235,6 @@ class _Routes:
         self.service.metrics.aborted.inc()
         return Response(status_code=499)
 
-    def _stream_ended(self, error):
-        """Count a stream; returns the message for an error that ended it."""
-        if isinstance(error, ClientDisconnect):
-            self.service.metrics.aborted.inc()
-            return {}
-        refused = None if error is None else _api_error(error)
-        self._count("stream", 200 if refused is None else refused.status)
-        return {} if refused is None else refused.body
-
     def _count(self, path, code):
         self.service.metrics.requests.labels(path if path in _COUNTED else "other", code).inc()
 
@@ -240,3 +251,28 @@ def _api_error(error):
     if isinstance(error, EngineError):
         return APIError(500, f"{error}: ask again", kind="server_error")
     return APIError(500, f"the server failed ({type(error).__name__})", kind="server_error")
+
+
+def _sent(event):
+    return f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+
+
+async def unless_disconnected[Result](
+    work: Coroutine[Any, Any, Result], receive: Callable
+) -> Result:
+    """The work's result. If the client goes away the work is cancelled: `ClientDisconnect`."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)

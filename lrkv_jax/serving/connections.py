@@ -17,6 +17,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 # Connections that are accepted before any of them is looked at, and those that the kernel keeps
 # waiting before that: who finds no room there tries again only after a second.
 BACKLOG, WAITING = 16, 2048
+# Seconds in which a client reads something of what it is sent.
+SEND_SECONDS = 60.0
 # Open files other than connections: those of data, logs and libraries that load late.
 SPARE_FILES = 16
 
@@ -123,6 +125,14 @@ class Connection(H11Protocol):
         if not self.transport.is_closing() and self.cycle.response_complete:
             self._connections.idle(self)
             self._await_head()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(SEND_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unread.cancel()
 
     def _await_head(self):
         self._stop_waiting()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.inference.request import TokenLogprobs
 from lrkv_jax.serving.completion import Completion, TextDelta, Token
+from lrkv_jax.serving.request_schema import ChatRequest, CompletionRequest
+from lrkv_jax.serving.service import Service
 
 # A number for −∞, which JSON does not have.
 LEAST_LOG_P = -9999.0
@@ -62,76 +65,111 @@ def _finite(log_p):
     return log_p if math.isfinite(log_p) else LEAST_LOG_P
 
 
-class ResponseBuilder:
-    """The objects of one response: `whole`, or a `chunk` for each delta and `last` for usage."""
+class Responder:
+    """The response to one request, made `whole` or as `events` from the deltas of its completions.
+
+    completions, seed: as `Service.completions_of` gives them. began: of `time.monotonic`, when the
+    request came.
+    """
 
     def __init__(
-        self, *, chat: bool, model: str, fingerprint: str, seed: int, names: TokenNames,
-        logprobs: bool, ids: bool,
-    ):  # fmt: skip
-        self._chat, self._names, self._logprobs, self._ids = chat, names, logprobs, ids
+        self,
+        service: Service,
+        body: CompletionRequest | ChatRequest,
+        completions: list[Completion],
+        seed: int,
+        began: float,
+    ):
+        self._service, self._body, self._completions = service, body, completions
+        self._names, self._began = TokenNames(service.tokenizer), began
+        self._first: dict[int, float] = {}  # when each completion's first delta came
+        self._chat = isinstance(body, ChatRequest)
+        self._object = "chat.completion" if self._chat else "text_completion"
         self._head = {
-            "id": f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "id": f"{'chatcmpl' if self._chat else 'cmpl'}-{secrets.token_hex(12)}",
             "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": fingerprint,
+            "model": service.name,
+            "system_fingerprint": service.fingerprint,
             "seed": seed,
         }
-        self._object = "chat.completion" if chat else "text_completion"
 
-    def first(self, index: int) -> list[dict[str, Any]]:
-        """The first chunk of a choice: a chat's role."""
-        return [self._chunk(index, {"role": "assistant", "content": ""})] if self._chat else []
-
-    def chunk(self, delta: TextDelta, completion: Completion) -> dict[str, Any]:
-        """A delta of this completion, with how many tokens it is of."""
-        content = {"content": delta.text} if delta.text else {}
-        more = {**self._more(delta, completion), "tokens": len(delta.tokens)}
-        return self._chunk(delta.index, content if self._chat else delta.text, **more)
-
-    def last(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The chunk that reports the usage."""
-        return {**self._head, "object": self._named(True), "choices": [], "usage": usage}
-
-    def whole(self, choices: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    async def whole(self, deltas: AsyncGenerator[TextDelta]) -> dict[str, Any]:
         """The response at once."""
-        return {**self._head, "object": self._object, "choices": choices, "usage": usage}
+        choices = [TextDelta(completion.index) for completion in self._completions]
+        async with contextlib.aclosing(deltas):
+            async for delta in deltas:
+                self._measure(delta)
+                choice = choices[delta.index]
+                choice.text += delta.text
+                choice.tokens += delta.tokens
+                choice.finish_reason = delta.finish_reason
+        made = [self._choice(choice) for choice in choices]
+        return {**self._head, "object": self._object, "choices": made, "usage": self._usage()}
 
-    def choice(self, delta: TextDelta, completion: Completion) -> dict[str, Any]:
-        """A choice of the whole response."""
+    async def events(self, deltas: AsyncGenerator[TextDelta]) -> AsyncGenerator[dict[str, Any]]:
+        """The response in chunks, each with how many tokens it is of."""
+        async with contextlib.aclosing(deltas):
+            async for delta in deltas:
+                opens = delta.index not in self._first
+                self._measure(delta)
+                if opens and self._chat:
+                    yield self._chunk(delta.index, {"role": "assistant", "content": ""})
+                content = {"content": delta.text} if delta.text else {}
+                more = {**self._more(delta), "tokens": len(delta.tokens)}
+                yield self._chunk(delta.index, content if self._chat else delta.text, **more)
+        options = self._body.stream_options
+        if options is not None and options.include_usage:
+            yield {**self._chunk(0, ""), "choices": [], "usage": self._usage()}
+
+    def _choice(self, delta):
         message = {"role": "assistant", "content": delta.text, "refusal": None}
         content = {"message": message} if self._chat else {"text": delta.text}
-        return {"index": delta.index, **content, **self._more(delta, completion)}
-
-    def _more(self, delta, completion):
-        logprobs = None
-        if self._logprobs:
-            form = self._names.chat if self._chat else self._names.completion
-            logprobs = form(delta.tokens)
-        more = {"logprobs": logprobs, "finish_reason": delta.finish_reason or None}
-        # The engine's thread may have found it while earlier deltas are still to be sent.
-        if delta.finish_reason and completion.stop_string is not None:
-            more["stop_reason"] = completion.stop_string
-        if self._ids:
-            more["token_ids"] = [token.id for token in delta.tokens]
-        return more
-
-    def _named(self, chunk):
-        return f"{self._object}.chunk" if self._chat and chunk else self._object
+        return {"index": delta.index, **content, **self._more(delta)}
 
     def _chunk(self, index, content, **more):
         choice = {"index": index, "delta" if self._chat else "text": content}
         choice |= {"logprobs": None, "finish_reason": None} | more
-        return {**self._head, "object": self._named(True), "choices": [choice]}
+        kind = f"{self._object}.chunk" if self._chat else self._object
+        return {**self._head, "object": kind, "choices": [choice]}
 
+    def _more(self, delta):
+        logprobs = None
+        if self._body.logprob_count is not None:
+            form = self._names.chat if self._chat else self._names.completion
+            logprobs = form(delta.tokens)
+        more = {"logprobs": logprobs, "finish_reason": delta.finish_reason or None}
+        # The engine's thread may have found it while earlier deltas are still to be sent.
+        stop_string = self._completions[delta.index].stop_string
+        if delta.finish_reason and stop_string is not None:
+            more["stop_reason"] = stop_string
+        if self._body.return_token_ids:
+            more["token_ids"] = [token.id for token in delta.tokens]
+        return more
 
-def usage(completions: Sequence[Completion], choices: int) -> dict[str, Any]:
-    """Tokens of each prompt once, those that its first completion found cached, and new ones."""
-    firsts = completions[::choices]
-    prompt = sum(len(completion.prompt) for completion in firsts)
-    new = sum(completion.token_count for completion in completions)
-    cached = sum(one.sequence.result.cached_tokens for one in firsts if one.sequence)
-    return {
-        "prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }  # fmt: skip
+    def _usage(self):
+        """Tokens of each prompt once, those that its first text found cached, and new ones."""
+        firsts = self._completions[:: self._body.choices]
+        prompt = sum(len(completion.prompt) for completion in firsts)
+        new = sum(completion.token_count for completion in self._completions)
+        cached = sum(completion.sequence.result.cached_tokens for completion in firsts)
+        return {
+            "prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }  # fmt: skip
+
+    def _measure(self, delta):
+        metrics, now = self._service.metrics, time.monotonic()
+        completion = self._completions[delta.index]
+        if delta.index not in self._first:
+            self._first[delta.index] = now
+            metrics.first_token.observe(now - self._began)
+            if delta.index % self._body.choices == 0:
+                metrics.prompt_tokens.inc(len(completion.prompt))
+        metrics.generation_tokens.inc(len(delta.tokens))
+        if delta.finish_reason:
+            metrics.finished.labels(delta.finish_reason).inc()
+            metrics.cached_tokens.inc(completion.sequence.result.cached_tokens)
+            metrics.whole.observe(now - self._began)
+            if completion.token_count > 1:
+                after_first = now - self._first[delta.index]
+                metrics.output_token.observe(after_first / (completion.token_count - 1))

@@ -14,6 +14,7 @@ from support.served import asks, get, idle, post, random_run, raw, served, slow,
 
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.serving import connections
 from lrkv_jax.serving.connections import ConnectionLimits
 from lrkv_jax.serving.server import allowed_hosts, serving
 from lrkv_jax.serving.service import ServiceLimits
@@ -230,8 +231,11 @@ def test_a_host_that_is_not_this_server_is_refused(service):
     assert allowed_hosts("127.0.0.1", "localhost", ["*"]) is None
 
 
-def test_idle_and_odd_connections_make_room_and_end(service):
+def test_idle_and_odd_connections_make_room_and_end(service, monkeypatch):
+    monkeypatch.setattr(connections, "SEND_SECONDS", 0.5)
     with serving(served(service.run), limits=ConnectionLimits(40, 30, head=1.5)) as port:
+        unread = raw(port, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
+        wait_until(lambda: len(unread.recv(1 << 20, socket.MSG_PEEK)) > 1 << 16)
         idle_ones = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
         idle_ones += [raw(port, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")]
         began = time.monotonic()
@@ -249,6 +253,9 @@ def test_idle_and_odd_connections_make_room_and_end(service):
                 assert one.recv(100) == b""
             one.close()
         assert time.monotonic() < began + 8
+        pages = sum(len(data) for data in iter(lambda: unread.recv(1 << 20), b""))
+        assert pages < 1000 * len(get(port, "/")[1].encode())
+        unread.close()
 
 
 def test_a_client_that_goes_away_leaves_its_pages_in_whatever_phase(port, service, monkeypatch):
