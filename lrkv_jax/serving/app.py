@@ -8,9 +8,11 @@ import hmac
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from importlib import resources
 from typing import Any
+from weakref import WeakValueDictionary
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -25,11 +27,13 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.serving.engine_loop import EngineError
 from lrkv_jax.serving.request_schema import ChatRequest, CompletionRequest, TokenizeRequest, read
 from lrkv_jax.serving.responses import Responder
-from lrkv_jax.serving.service import APIError, Service, overloaded
+from lrkv_jax.serving.service import SHARE, APIError, Service, overloaded
 
 _COUNTED = ("/v1/completions", "/v1/chat/completions", "/tokenize", "stream")
 # Seconds for a client to send its body.
 BODY_SECONDS = 30.0
+# Bodies of one address whose text is encoded at a time: others find a thread that is free.
+ENCODED = 2
 _POLICY = (
     "default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -93,7 +97,8 @@ def application(
 class _Routes:
     def __init__(self, service: Service, key: str | None):
         self.service, self._key = service, key
-        self._reading = 0  # bytes of bodies that are being read
+        self._reading: Counter[str] = Counter()  # bytes of bodies, of each address
+        self._encoding: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def live(self, request: Request) -> Response:
         """The process answers."""
@@ -128,10 +133,13 @@ class _Routes:
 
     async def tokenize(self, request: Request) -> Response:
         """A text's ids, as vLLM returns them."""
-        body = await self._body(request, TokenizeRequest)
-        tokenizer = self.service.tokenizer
-        encode = tokenizer.prompt if body.add_special_tokens else tokenizer.encode
-        ids = list(map(int, await asyncio.to_thread(encode, body.prompt)))
+
+        def encoded(body):
+            tokenizer = self.service.tokenizer
+            encode = tokenizer.prompt if body.add_special_tokens else tokenizer.encode
+            return list(map(int, encode(body.prompt)))
+
+        _, ids = await self._body(request, TokenizeRequest, encoded)
         content = {"tokens": ids, "count": len(ids), "max_model_len": self.service.context}
         return JSONResponse(content)
 
@@ -156,40 +164,42 @@ class _Routes:
                 code="invalid_api_key", kind="authentication_error",
             )  # fmt: skip
 
-    async def _body(self, request, kind):
-        """The parsed body; whatever is wrong with it is an `APIError`."""
+    async def _body(self, request, kind, encode):
+        """The parsed body, and what `encode` makes of it in a thread.
+
+        Whatever is wrong with it is an `APIError`.
+        """
         self._check_key(request)
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/json":  # which other sites' pages cannot send
             raise APIError(415, f"content-type {media or 'is missing'}: send application/json")
-        limits, body = self.service.limits, bytearray()
+        limits, body, address = self.service.limits, bytearray(), _address(request)
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 async for chunk in request.stream():
                     body += chunk
-                    self._reading += len(chunk)
+                    self._reading[address] += len(chunk)
                     if len(body) > limits.body:
                         raise APIError(413, f"the body is longer than {limits.body} bytes")
-                    if self._reading > limits.bodies:
+                    all_bodies, of_address = self._reading.total(), self._reading[address]
+                    if all_bodies > limits.bodies or of_address > SHARE * limits.bodies:
                         raise overloaded("too many long bodies come at a time")
             parsed, wrong, place = read(kind, bytes(body))
+            if parsed is None:
+                raise APIError(400, wrong, param=place or None)
+            self.service.check(parsed.model)
+            async with self._encoding.setdefault(address, asyncio.Semaphore(ENCODED)):
+                return parsed, await asyncio.to_thread(encode, parsed)
         except TimeoutError:
             raise APIError(408, f"the body took longer than {BODY_SECONDS:.0f} seconds") from None
         finally:
-            self._reading -= len(body)
-        if parsed is None:
-            raise APIError(400, wrong, param=place or None)
-        self.service.check(parsed.model)
-        return parsed
+            self._reading -= Counter({address: len(body)})
 
     async def _generate(self, request, kind):
         began = time.monotonic()
-        body = await self._body(request, kind)
-        # A long prompt takes its time to encode, and others are answered meanwhile.
-        completions, seed = await asyncio.to_thread(self.service.completions_of, body)
-        address = request.client.host if request.client else ""
+        body, (completions, seed) = await self._body(request, kind, self.service.completions_of)
         responder = Responder(self.service, body, completions, seed, began)
-        deltas = self.service.deltas(completions, address)
+        deltas = self.service.deltas(completions, _address(request))
         if body.stream:
             events = responder.events(deltas)
             # What is refused is refused before the response's first byte.
@@ -237,6 +247,10 @@ class _Routes:
 
     def _count(self, path, code):
         self.service.metrics.requests.labels(path if path in _COUNTED else "other", code).inc()
+
+
+def _address(request):
+    return request.client.host if request.client else ""
 
 
 def _api_error(error):

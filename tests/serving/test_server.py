@@ -1,9 +1,11 @@
 """What clients are told: OpenAI's own client reads it, whoever misbehaves changes nothing."""
 
 import contextlib
+import dataclasses
 import re
 import socket
 import time
+from threading import Event
 from unittest.mock import DEFAULT, Mock
 
 import numpy as np
@@ -193,21 +195,45 @@ def test_a_repetition_penalty_is_that_of_vllm(port, service):
     assert plain["choices"][0]["token_ids"] != answer["choices"][0]["token_ids"]
 
 
-def test_one_address_shuts_no_other_out(service):
+def test_one_address_shuts_no_other_out(service, monkeypatch):
     """It may have three quarters of what is open; another's text comes after its present one."""
-    with serving(served(service.run)) as port:
-        long = {"prompt": "We", "max_tokens": 60, "n": 16, "ignore_eos": True}
+    full, short = served(service.run), {"prompt": "We", "max_tokens": 2}
+    slow(full, monkeypatch)
+    with serving(full) as port:
+        long = {"prompt": "We", "max_tokens": 30, "n": 16, "ignore_eos": True}
         many = [raw(port, asks(long)) for _ in range(3)]
-        wait_until(lambda: "num_requests_open 48.0" in get(port, "/metrics")[1])
-        short = {"prompt": "We", "max_tokens": 2}
+        wait_until(lambda: full.open == 48)
         status, answer, _ = post(port, "/v1/completions", short)
         assert status == 429 and "48 texts of yours are open" in answer["error"]["message"]
         with raw(port, asks(short), source="127.0.0.2") as other:
             assert other.recv(100).startswith(b"HTTP/1.1 200")
             # Of 48 texts 4 are decoded together, and the other's came among the next ones.
-            assert float(value(port, "num_requests_open")) >= 32
+            assert full.open >= 32
         for one in many:
             one.close()
+
+
+def test_bodies_and_long_texts_of_one_address_delay_no_other(service, monkeypatch):
+    prompt, gate = service.run.tokenizer.prompt, Event()
+
+    def late(text):
+        if text == "long":
+            gate.wait(60)
+        return prompt(text)
+
+    monkeypatch.setattr(service.run.tokenizer, "prompt", late)
+    other = served(service.run)
+    other.limits = dataclasses.replace(other.limits, body=100, bodies=285)  # three that are begun
+    begun = asks({"prompt": "a" * 77})
+    with serving(other) as port:
+        for bodies in ([begun[:-1]] * 4, [asks({"prompt": "long"}, "/tokenize")] * 40):
+            there = [raw(port, body) for body in bodies]
+            time.sleep(0.2)  # until they have come
+            with raw(port, asks({"prompt": "We"}), source="127.0.0.2") as another:
+                assert another.recv(100).startswith(b"HTTP/1.1 200")
+            for one in there:
+                one.close()
+        gate.set()
 
 
 def value(port, name):
