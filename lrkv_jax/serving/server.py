@@ -129,6 +129,7 @@ def serve(
         log_config=None, log_level="error", access_log=False, lifespan="on", ws="none",
         server_header=False, h11_max_incomplete_event_size=HEADERS, loop="asyncio",
         timeout_graceful_shutdown=int(drain), timeout_keep_alive=15, backlog=BACKLOG,
+        proxy_headers=False,  # of which any client could make an address
         http=functools.partial(Connection, connections=connections),  # type: ignore[arg-type]
     )  # fmt: skip
     _Server(config, service, ready).run(sockets=[listener])

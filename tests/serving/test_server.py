@@ -203,7 +203,8 @@ def test_one_address_shuts_no_other_out(service, monkeypatch):
         long = {"prompt": "We", "max_tokens": 30, "n": 16, "ignore_eos": True}
         many = [raw(port, asks(long)) for _ in range(3)]
         wait_until(lambda: full.open == 48)
-        status, answer, _ = post(port, "/v1/completions", short)
+        elsewhere = {"x-forwarded-for": "127.0.0.2"}
+        status, answer, _ = post(port, "/v1/completions", short, **elsewhere)
         assert status == 429 and "48 texts of yours are open" in answer["error"]["message"]
         with raw(port, asks(short), source="127.0.0.2") as other:
             assert other.recv(100).startswith(b"HTTP/1.1 200")
