@@ -99,7 +99,8 @@ def serve(
     def ready(leave: object) -> None:
         print(f"ready at {server.url_of(listener)} (Ctrl-C ends)", flush=True)
 
-    server.serve(
+    cut = server.serve(
         service, listener, key, drain=drain, ready=ready, hosts=hosts, origins=allowed_origin or ()
     )
-    print("ended: every accepted request was answered", file=sys.stderr)
+    how = f"{cut} requests were cut short" if cut else "every accepted request was answered"
+    print(f"ended: {how}", file=sys.stderr)

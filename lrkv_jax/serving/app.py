@@ -188,12 +188,16 @@ class _Routes:
             if parsed is None:
                 raise APIError(400, wrong, param=place or None)
             self.service.check(parsed.model)
-            async with self._encoding.setdefault(address, asyncio.Semaphore(ENCODED)):
-                return parsed, await asyncio.to_thread(encode, parsed)
+            encoded = self._encoded(address, encode, parsed)
+            return parsed, await unless_disconnected(encoded, request.receive)
         except TimeoutError:
             raise APIError(408, f"the body took longer than {BODY_SECONDS:.0f} seconds") from None
         finally:
             self._reading -= Counter({address: len(body)})
+
+    async def _encoded(self, address, encode, parsed):
+        async with self._encoding.setdefault(address, asyncio.Semaphore(ENCODED)):
+            return await asyncio.to_thread(encode, parsed)
 
     async def _generate(self, request, kind):
         began = time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import ipaddress
@@ -11,6 +12,7 @@ import queue
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -114,10 +116,11 @@ def serve(
     hosts: Collection[str] | None = None,
     origins: Sequence[str] = (),
     limits: ConnectionLimits | None = None,
-) -> None:
+) -> int:
     """Serve until a signal; then accept nothing more, and end what was accepted within `drain`.
 
-    A second signal ends at once. `ready` is called when clients can connect, with what does as a
+    Returns how many requests took longer, and were cut short. A second signal cuts all of them
+    short. `ready` is called when clients can connect, with what does as a
     signal does. hosts, origins: as for `application`. Raises `LrkvError` where the engine was given
     up.
     """
@@ -128,13 +131,15 @@ def serve(
         application(service, key, hosts=hosts, origins=origins),
         log_config=None, log_level="error", access_log=False, lifespan="on", ws="none",
         server_header=False, h11_max_incomplete_event_size=HEADERS, loop="asyncio",
-        timeout_graceful_shutdown=int(drain), timeout_keep_alive=15, backlog=BACKLOG,
+        timeout_keep_alive=15, backlog=BACKLOG,
         proxy_headers=False,  # of which any client could make an address
         http=functools.partial(Connection, connections=connections),  # type: ignore[arg-type]
     )  # fmt: skip
-    _Server(config, service, ready).run(sockets=[listener])
+    server = _Server(config, service, drain, ready)
+    server.run(sockets=[listener])
     if service.engine_loop.fault is not None:
         raise service.engine_loop.fault
+    return server.cut
 
 
 @contextlib.contextmanager
@@ -164,9 +169,11 @@ def serving(
 class _Server(uvicorn.Server):
     """uvicorn's server, whose process exits with 0 after a signal to stop."""
 
-    def __init__(self, config, service, ready):
+    def __init__(self, config, service, drain, ready):
         super().__init__(config)
-        self._service, self._ready = service, ready
+        self._service, self._drain, self._ready = service, drain, ready
+        self._at_once = False
+        self.cut = 0  # requests that the end cut short
 
     async def startup(self, sockets=None):
         await super().startup(sockets)
@@ -177,6 +184,20 @@ class _Server(uvicorn.Server):
     async def on_tick(self, counter):
         given_up = self._service.engine_loop.fault is not None
         return await super().on_tick(counter) or given_up
+
+    async def shutdown(self, sockets=None):
+        late = asyncio.create_task(self._cut_late())
+        await super().shutdown(sockets)
+        late.cancel()
+
+    async def _cut_late(self):
+        """Close the connections of what is not answered in time."""
+        end = time.monotonic() + self._drain
+        while time.monotonic() < end and not self._at_once:
+            await asyncio.sleep(0.1)
+        self.cut = len(self.server_state.tasks)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -192,5 +213,5 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def _leave(self, *signalled):
-        self.force_exit = self.should_exit
+        self._at_once = self.should_exit
         self.should_exit = self._service.draining = True

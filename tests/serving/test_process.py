@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from support.command import lrkv
@@ -45,9 +46,16 @@ def test_sigterm_answers_what_was_accepted_and_a_killed_server_starts_again(run)
     assert post(port, "/v1/completions", LONG)[1]["choices"][0]["text"] == whole
     accepted = r"^lrkv_spec_decode_num_accepted_tokens_total (\S+)$"
     found = re.search(accepted, get(port, "/metrics")[1], re.MULTILINE)
+    there = [raw(port, asks({**LONG, "temperature": 1, "n": 16})) for _ in range(4)]
+    wait_until(lambda: "num_requests_open 64.0" in get(port, "/metrics")[1])
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert errors.splitlines()[-1] == "ended: 4 requests were cut short" and "Error" not in errors
     assert process.returncode == 0 and float(found[1]) > 0
+    for one in there:
+        one.close()
 
 
 def text_of(connection):
