@@ -85,7 +85,7 @@ def serve(
 
     length = config.train.seq_len if context is None else context
     with working("compiling, a minute at most the first time"):
-        service = Service.of(
+        service = Service(
             trained, name or Path(run).resolve().name,
             batch=batch, context=length, cache_bytes=cache_bytes, queue=queue,
             draft_tokens=draft_tokens,

@@ -65,7 +65,7 @@ def application(
     async def running(app):
         service.engine_loop.start(asyncio.get_running_loop())
         yield
-        await asyncio.to_thread(service.engine_loop.stop, 10.0)
+        await asyncio.to_thread(service.engine_loop.stop)
 
     methods, headers = ["GET", "POST"], ["*"]
     expected = (APIError, HTTPException, LrkvError, EngineError, TimeoutError)

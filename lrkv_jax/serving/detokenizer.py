@@ -51,13 +51,13 @@ class Detokenizer:
         # A stop string that was not there before ends in the new text.
         before = len(self._pending)
         self._pending += text
-        found = None
+        found = []
         for stop in self._stops:
             start = self._pending.find(stop, max(0, before - len(stop) + 1))
-            if start >= 0 and (found is None or (start + len(stop), start) < found[:2]):
-                found = start + len(stop), start, stop
-        if found is not None:
-            _, start, self.stop_string = found
+            if start >= 0:
+                found.append((start + len(stop), start, stop))
+        if found:
+            _, start, self.stop_string = min(found)
             text = self._emit(start)
             self._pending = ""
             return text

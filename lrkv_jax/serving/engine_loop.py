@@ -51,10 +51,10 @@ class EngineLoop:
         self._event_loop = event_loop
         self._thread.start()
 
-    def stop(self, timeout: float | None = None) -> None:
-        """End the thread after its present call; nothing more is delivered."""
+    def stop(self) -> None:
+        """End the thread after its present call, unless that hangs; nothing more is delivered."""
         self._orders.put(None)
-        self._thread.join(timeout)
+        self._thread.join(10.0)
 
     def add(self, completion: Completion, deliver: Deliver) -> None:
         """Begin; `deliver` gets each delta, the last of them with a finish reason or an error."""
@@ -63,11 +63,6 @@ class EngineLoop:
     def cancel(self, completion: Completion) -> None:
         """End a completion, wherever it is; its pages are free before the next call."""
         self._orders.put(lambda: self._remove(completion))
-
-    @property
-    def busy(self) -> int:
-        """Completions that are not over."""
-        return len(self._running)
 
     @property
     def seconds_in_call(self) -> float:

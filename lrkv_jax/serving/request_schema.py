@@ -5,7 +5,7 @@ Each class refuses unknown fields. Limits on what a client can make the server h
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -77,7 +77,7 @@ class GenerationRequest(Body):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     frequency_penalty: Penalty | None = None
     presence_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=BIASES)] | None = None
+    logit_bias: dict[str, float] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
     stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
@@ -102,15 +102,6 @@ class GenerationRequest(Body):
             for name, value in body.items()
             if name not in IGNORED and not (name in NEUTRAL and value == NEUTRAL[name])
         }
-
-    @model_validator(mode="after")
-    def _fewer_than_all(self) -> Self:
-        most = getattr(self, "most", None)
-        if most is not None and self.min_tokens > most:
-            raise ValueError(
-                f"min_tokens = {self.min_tokens} is more than the {most} that may come"
-            )
-        return self
 
     @property
     def stop_strings(self) -> list[str]:
@@ -197,9 +188,10 @@ class ChatMessage(Body):
     @property
     def plain(self) -> dict[str, str]:
         """The message as a conversation has it."""
-        parts = self.content if isinstance(self.content, list) else None
-        text = self.content if parts is None else "".join(part.text for part in parts)
-        return {"role": "system" if self.role == "developer" else self.role, "content": str(text)}
+        text = self.content
+        if not isinstance(text, str):
+            text = "".join(part.text for part in text)
+        return {"role": "system" if self.role == "developer" else self.role, "content": text}
 
 
 class ChatRequest(GenerationRequest):

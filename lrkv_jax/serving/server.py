@@ -8,15 +8,12 @@ import functools
 import ipaddress
 import logging
 import os
-import queue
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import uvicorn
 from pydantic import ByteSize, TypeAdapter, ValidationError
@@ -140,30 +137,6 @@ def serve(
     if service.engine_loop.fault is not None:
         raise service.engine_loop.fault
     return server.cut
-
-
-@contextlib.contextmanager
-def serving(
-    service: Service, key: str | None = None, *, port: int = 0, drain: float = 30.0, **how: Any
-) -> Iterator[int]:
-    """Serve in a thread of this process, on a port that is given; raises what ended it.
-
-    port: 0 for a free one. Further keywords are those of `serve`.
-    """
-    listener = bound("127.0.0.1", port, key)
-    port = listener.getsockname()[1]
-    leaves: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-    with ThreadPoolExecutor(1, "server") as pool:
-        ended = pool.submit(serve, service, listener, key, drain=drain, ready=leaves.put, **how)
-        ended.add_done_callback(lambda _: leaves.put(None))
-        leave = leaves.get()  # None if it ended before it was ready
-        try:
-            if leave is not None:
-                yield port
-        finally:
-            if leave is not None:
-                leave()
-            ended.result()
 
 
 class _Server(uvicorn.Server):

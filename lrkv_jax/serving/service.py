@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from lrkv_jax import __version__
 from lrkv_jax.data.chat import ChatFormat
@@ -109,9 +109,8 @@ def overloaded(text: str) -> APIError:
 class Service:
     """A run that is served under a name, by an engine whose programs are compiled."""
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         run: TrainedRun,
         name: str,
         *,
@@ -119,9 +118,8 @@ class Service:
         context: int,
         cache_bytes: int | None = None,
         queue: int = 256,
-        seconds: float = 600.0,
         draft_tokens: int = 0,
-    ) -> Self:
+    ):
         """A service that decodes `batch` texts of up to `context` tokens and lets `queue` wait.
 
         draft_tokens: as for `Engine`.
@@ -133,10 +131,8 @@ class Service:
         )
         engine.warm()
         most = engine.batch + queue
-        return cls(run, engine, name, ServiceLimits(most, most * context, seconds=seconds))
-
-    def __init__(self, run: TrainedRun, engine: Engine, name: str, limits: ServiceLimits):
-        self.run, self.name, self.limits = run, name, limits
+        self.limits = ServiceLimits(most, most * context)
+        self.run, self.name = run, name
         self.context, self.tokenizer = engine.length, run.tokenizer
         self._longest = int(run.tokenizer.token_bytes.max())  # bytes of a token
         self.engine_loop = EngineLoop(engine)

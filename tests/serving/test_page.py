@@ -11,11 +11,10 @@ import pytest
 from markdown_it import MarkdownIt
 from support.browser import browsing, chromium
 from support.hand_built import a_run
-from support.served import post, random_run, served, slow
+from support.served import post, random_run, served, serving, slow
 from support.variants import random_params
 
 from lrkv_jax.data.chat_template import ChatTemplate
-from lrkv_jax.serving.server import serving
 
 pytestmark = [
     pytest.mark.browser,

@@ -12,13 +12,13 @@ import numpy as np
 import openai
 import pytest
 from support.hand_built import calling_run
-from support.served import asks, get, idle, post, random_run, raw, served, slow, wait_until
+from support.served import asks, get, idle, post, random_run, raw, served, serving, slow, wait_until
 
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.serving import connections
 from lrkv_jax.serving.connections import ConnectionLimits
-from lrkv_jax.serving.server import allowed_hosts, serving
+from lrkv_jax.serving.server import allowed_hosts
 from lrkv_jax.serving.service import ServiceLimits
 
 TOKENIZER = load_tokenizer("sotu-4096")

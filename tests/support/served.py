@@ -4,15 +4,18 @@ import contextlib
 import http.client
 import json
 import os
+import queue
 import re
 import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from support.hand_built import a_run, calling_run
 from support.variants import random_params
 
+from lrkv_jax.serving.server import bound, serve
 from lrkv_jax.serving.service import Service
 
 ENVIRONMENT = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
@@ -20,7 +23,7 @@ ENVIRONMENT = {**os.environ, "XLA_FLAGS": "--xla_backend_optimization_level=0"}
 
 def served(run, name="tiny", queue=60, **more):
     """Every service has the same shapes, so that its programs are compiled once."""
-    return Service.of(run, name, batch=4, context=256, queue=queue, **more)
+    return Service(run, name, batch=4, context=256, queue=queue, **more)
 
 
 def random_run():
@@ -28,11 +31,30 @@ def random_run():
     return a_run(config, random_params(config, 3), context=256)
 
 
+@contextlib.contextmanager
+def serving(service, key=None, *, port=0, drain=30.0, **how):
+    """The port of a server in a thread of this process; raises what ended it."""
+    listener = bound("127.0.0.1", port, key)
+    port = listener.getsockname()[1]
+    leaves = queue.SimpleQueue()
+    with ThreadPoolExecutor(1, "server") as pool:
+        ended = pool.submit(serve, service, listener, key, drain=drain, ready=leaves.put, **how)
+        ended.add_done_callback(lambda _: leaves.put(None))
+        leave = leaves.get()  # None if it ended before it was ready
+        try:
+            if leave is not None:
+                yield port
+        finally:
+            if leave is not None:
+                leave()
+            ended.result()
+
+
 def idle(service):
     """Whether nothing is left of any request."""
     engine = service.engine_loop.engine
     free = sum(pool.free for pool in engine.scheduler.pools)
-    return not service.open and not service.engine_loop.busy and free == engine.pages
+    return not service.open and free == engine.pages
 
 
 def wait_until(true, seconds=30.0):
