@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.distributed.mesh import AXES, check_divides
@@ -46,7 +46,7 @@ def model_of(config: ModelConfig, params: Any, mesh: Mesh | None) -> Unstacked:
             for block in model.blocks:
                 join(block.attention)
                 join(block.mlp)
-        return model
+        return replicated(model, None)
 
 
 def _in_compute_dtype(config: ModelConfig, params: Any) -> Any:
@@ -104,8 +104,13 @@ def shards(mesh: Mesh | None) -> int:
 
 
 def replicated(arrays: Any, mesh: Mesh | None) -> Any:
-    """The arrays, replicated on every device of the mesh."""
-    return arrays if mesh is None else jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()))
+    """The arrays, replicated on every device of the mesh, or on the first device.
+
+    They are put there also where they are there: programs are compiled again for results that are
+    on a mesh of one device, as a checkpoint's parameters are, or on no device in particular.
+    """
+    first = SingleDeviceSharding(jax.local_devices()[0])
+    return jax.device_put(arrays, NamedSharding(mesh, PartitionSpec()) if mesh else first)
 
 
 def page_bytes(model: Unstacked, page: int, window: int | None) -> int:
@@ -126,7 +131,7 @@ def new_cache(
     dtype, caches = resolve_dtype(model.config.dtype), []
     for block, batch in zip(model.blocks, model.by_layer(batches), strict=True):
         if mesh is None:
-            caches.append(block.attention.init_cache(batch, length))
+            caches.append(replicated(block.attention.init_cache(batch, length), None))
             continue
         shapes = block.attention.stored_shapes(batch, length, dtype)
         where = on_mesh.cache_shardings(block.attention, shapes, mesh)

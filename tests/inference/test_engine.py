@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 from support.engines import (
     PROMPTS,
     SHARED,
@@ -167,6 +168,13 @@ def test_a_text_that_nobody_reads_to_its_end_leaves_nothing(engine, text):
     before = program_counts()
     assert engine.scheduler.idle
     assert engine.generate(PROMPTS, 11) == text
+    assert program_counts() == before
+
+
+def test_parameters_on_a_mesh_of_one_device_have_the_programs_of_any_others(engine, text):
+    before = program_counts()
+    place = NamedSharding(mesh_of(), PartitionSpec())
+    assert engine_of(LRKV, place=place, **SHARED).generate(PROMPTS, 11) == text
     assert program_counts() == before
 
 

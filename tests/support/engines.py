@@ -19,14 +19,15 @@ SEED = 3  # greedy text of these weights does not stick to one token
 SHARED = {"length": 256, "pages": 8}
 
 
-def engine_of(attention, *, model=None, **changes):
+def engine_of(attention, *, model=None, place=None, **changes):
     """An engine around a random model of one layer, for a batch as large as PROMPTS.
 
     It reads 128 tokens of prompts at a time, of one or of two.
     """
     config = small(attention, **{"layers": 1, **(model or {})})
     settings = {"batch": len(PROMPTS), "length": 128, "prefill_chunk": 128, "steps_per_call": 4}
-    return Engine(config, random_params(config, SEED), **{**settings, **changes})
+    params = jax.device_put(random_params(config, SEED), place)
+    return Engine(config, params, **{**settings, **changes})
 
 
 def program_counts():
