@@ -140,6 +140,7 @@ class _Routes:
             return list(map(int, encode(body.prompt)))
 
         _, ids = await self._body(request, TokenizeRequest, encoded)
+        self._count(request.url.path, 200)
         content = {"tokens": ids, "count": len(ids), "max_model_len": self.service.context}
         return JSONResponse(content)
 

@@ -91,7 +91,9 @@ def test_openais_client_gets_a_text_whole_or_in_pieces_with_its_log_p(client, se
     with pytest.raises(openai.NotFoundError, match="use tiny"):
         client.completions.create(model="gpt-5", prompt="a")
     assert [model.id for model in client.models.list()] == ["tiny"]
-    assert post(client.base_url.port, "/tokenize", {"prompt": "My fellow"})[1]["tokens"] == prompt
+    port = client.base_url.port
+    assert post(port, "/tokenize", {"prompt": "My fellow"})[1]["tokens"] == prompt
+    assert 'requests_total{code="200",route="/tokenize"}' in get(port, "/metrics")[1]
 
 
 def test_a_chat_is_answered_with_the_calculator():
