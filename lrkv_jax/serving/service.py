@@ -180,13 +180,10 @@ class Service:
     def completions_of(self, body: CompletionRequest | ChatRequest) -> tuple[list[Completion], int]:
         """Return the completions that are requested, and the seed of their sampling."""
         if isinstance(body, ChatRequest):
+            self._check_number("n", body.choices)
             return self._answers(body)
-        prompts, most = body.prompts, self.limits.completions
-        if len(prompts) * body.choices > most:
-            text = (
-                f"prompt: {len(prompts)} prompts of {body.choices} texts each are more than {most}"
-            )
-            raise APIError(400, f"{text}: send fewer at a time", param="prompt")
+        prompts = body.prompts
+        self._check_number("prompt", len(prompts) * body.choices)
         for prompt in prompts:
             self._check_length("prompt", prompt)
         ids = [self._ids(number, prompt) for number, prompt in enumerate(prompts)]
@@ -229,6 +226,13 @@ class Service:
             for index in range(len(prompts) * n)
         ]  # fmt: skip
         return made, seed
+
+    def _check_number(self, param, texts):
+        """Refuse what will never have room, however few others are open."""
+        most = self.limits.completions
+        if texts > most:
+            text = f"{texts} texts are more than the {most} that may be open: ask for fewer"
+            raise APIError(400, text, param=param)
 
     def _check_length(self, param, prompt):
         """Refuse, before any text is made into tokens, what is too long whatever its tokens are."""

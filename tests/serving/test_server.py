@@ -317,6 +317,8 @@ def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(
     service, port, monkeypatch
 ):
     monkeypatch.setattr(service, "limits", ServiceLimits(1, tokens=10**6, seconds=0.8))
+    question = {"messages": [{"role": "user", "content": "How?"}], "n": 2}
+    assert post(port, "/v1/chat/completions", question)[1]["error"]["param"] == "n"
     service.open += 1
     for stream in (False, True):
         status, body, headers = post(port, "/v1/completions", {"prompt": "We", "stream": stream})
