@@ -262,7 +262,7 @@ def test_a_host_that_is_not_this_server_is_refused(service):
 
 def test_idle_and_odd_connections_make_room_and_end(service, monkeypatch):
     monkeypatch.setattr(connections, "SEND_SECONDS", 0.5)
-    with serving(served(service.run), limits=ConnectionLimits(40, 30, head=1.5)) as port:
+    with serving(served(service.run), limits=ConnectionLimits(40, 30, head=3)) as port:
         unread = raw(port, b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 1000)
         wait_until(lambda: len(unread.recv(1 << 20, socket.MSG_PEEK)) > 1 << 16)
         idle_ones = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
@@ -271,7 +271,7 @@ def test_idle_and_odd_connections_make_room_and_end(service, monkeypatch):
         for source in ("127.0.0.1", "127.0.0.2"):
             with raw(port, b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n", source) as other:
                 assert other.recv(100).startswith(b"HTTP/1.1 200")
-        assert time.monotonic() < began + 1
+        assert time.monotonic() < began + 2  # before any is closed for its silence
         for data in (b"GARBAGE\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"a" * 200_000, b"\x16\3\1\2"):
             with raw(port, data) as odd:
                 assert odd.recv(100).startswith((b"HTTP/1.1 4", b""))
