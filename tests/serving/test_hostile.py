@@ -4,6 +4,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -18,11 +19,8 @@ import pytest
 from support import watch
 from support.served import asks, get, post, raw, started, wait_until
 
-# All that a server writes of itself.
-LINES = """\
-lrkv: compiling, a minute at most the first time
-ended: every accepted request was answered
-"""
+# All that a server writes of itself; a slow machine also writes that it reads the run, and more.
+LINES = r"(lrkv: (start|read|compil)ing.*\n)*ended: every accepted request was answered\n"
 PLAIN = {"prompt": "We the people", "max_tokens": 8, "temperature": 0}
 
 
@@ -93,7 +91,7 @@ def test_hostile_clients_delay_nobody_and_leave_nothing(run):
     finally:
         process.terminate()
         _, errors = process.communicate(timeout=120)
-    assert process.returncode == 0 and errors == LINES, errors[-2000:]
+    assert process.returncode == 0 and re.fullmatch(LINES, errors), errors[-2000:]
 
 
 def statuses(port, bodies, at_a_time):
@@ -168,7 +166,7 @@ def test_few_files_are_enough(run):
     finally:
         process.terminate()
         _, errors = process.communicate(timeout=60)
-    assert process.returncode == 0 and errors == LINES, errors[-2000:]
+    assert process.returncode == 0 and re.fullmatch(LINES, errors), errors[-2000:]
 
 
 GOOD = [
