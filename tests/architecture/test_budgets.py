@@ -20,13 +20,13 @@ PLAN = {
 }  # fmt: skip
 # The lines that each package may have.
 BUDGET = {
-    "config": 1755, "models": 3275, "kernels": 3094, "optim": 482, "distributed": 1487,
-    "training": 3064, "data": 3289, "inference": 3308, "serving": 1924, "evaluation": 1517,
-    "interop": 2327, "cli": 1693, "lab": 8047, "": 232,
+    "config": 1759, "models": 3275, "kernels": 3094, "optim": 460, "distributed": 1487,
+    "training": 2987, "data": 3289, "inference": 3172, "serving": 1811, "evaluation": 1512,
+    "interop": 2271, "cli": 1689, "lab": 8047, "": 232,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_715, 3_839, 800
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_774, 3_839, 800
 
 
 def lines_of(path):
