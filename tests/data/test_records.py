@@ -20,8 +20,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support import fineweb
 
 from lrkv_jax.config.schema import DataConfig
@@ -56,28 +54,6 @@ def stream(config, split):
 def content(path):
     """Every file of a built folder, by name."""
     return {file.name: file.read_bytes() for file in sorted(path.iterdir())}
-
-
-# --- packing
-
-
-@given(
-    blocks=st.lists(st.lists(st.integers(1, 99), max_size=30), max_size=8),
-    context=st.integers(1, 12),
-)
-def test_packing_makes_each_token_a_target_exactly_once(blocks, context):
-    tokens = np.array([token for block in blocks for token in block], np.int32)
-    arrays = [np.array(block, np.int32) for block in blocks]
-    padded = list(streams.pack(iter(arrays), context, 0))
-    dropped = list(streams.pack(iter(arrays), context, None))
-    targets = np.concatenate([np.empty(0, np.int32), *(record[1:] for record in padded)])
-    inputs = np.concatenate([np.empty(0, np.int32), *(record[:-1] for record in padded)])
-    np.testing.assert_array_equal(targets[targets != 0], tokens[1:])
-    np.testing.assert_array_equal(inputs[inputs != 0][: len(tokens[:-1])], tokens[:-1])
-    assert (targets[len(tokens[1:]) :] == 0).all() and len(targets) - len(tokens) < context
-    assert len(dropped) == max(len(tokens) - 1, 0) // context
-    assert all(len(record) == context + 1 for record in padded)
-    np.testing.assert_array_equal(dropped, padded[: len(dropped)])
 
 
 # --- a small build: sixty short documents in a folder, about a third of them held out

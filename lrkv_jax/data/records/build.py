@@ -244,10 +244,9 @@ def _pack(
     """Write the files of records."""
     jobs, sizes = [], []
     for split in SPLITS:
-        padding = tokenizer.bos if split == "heldout" else None
         for number, records in enumerate(ranges[split]):
             path = folder / file_name(split, number, len(ranges[split]))
-            cut = context, padding, tokenizer.vocabulary
+            cut = context, tokenizer.bos, tokenizer.vocabulary
             jobs.append(partial(write_records, path, parts[split], records, *cut))
             sizes.append((records.last - records.first) * context)
     done = 0

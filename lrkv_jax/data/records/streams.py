@@ -34,7 +34,6 @@ FORMAT = 2  # raise it when the stream of the same input changes
 ENTRIES = "files.json"
 FILE_BYTES = 1 << 28  # of records in a file, about: TFDS advises 100 MB to some GB
 _TEXT_CHUNK = 1 << 20  # characters: enough to keep the tokenizers' threads busy, little memory
-_BLOCK = 1 << 20  # ids read from the stream at a time
 
 
 def share_of(config: DataConfig) -> float:
@@ -131,7 +130,7 @@ class Stream:
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """The ids of places `start` to `stop` − 1."""
-        found = [np.empty(0, np.int32)]
+        found: list[np.ndarray] = []
         while start < stop:
             shard = bisect_right(self._starts, start) - 1
             place = start - self._starts[shard]
@@ -157,44 +156,31 @@ def record_ranges(tokens: int, context: int, *, padded: bool, vocabulary: int) -
     return list(map(RecordRange, bounds, bounds[1:]))
 
 
-def pack(blocks: Iterator[np.ndarray], context: int, padding: int | None) -> Iterator[np.ndarray]:
-    """Cut a stream of ids into records [context + 1] that overlap by one id.
-
-    blocks: the stream, int [any length] each. padding: the id that fills the last
-    partial record; None drops that record. Of n tokens, records keep n − 1 targets
-    (padded) or a multiple of context of them (dropped).
-    """
-    pending = np.empty(0, np.int32)
-    for block in blocks:
-        pending = np.concatenate([pending, block])
-        full_records = max(len(pending) - 1, 0) // context
-        for start in range(0, full_records * context, context):
-            yield pending[start : start + context + 1]
-        pending = pending[full_records * context :]
-    if padding is not None and len(pending) > 1:
-        yield np.pad(pending, (0, context + 1 - len(pending)), constant_values=padding)
-
-
 def write_records(
     path: Path,
     parts: Sequence[tuple[Path, Split]],
     records: RecordRange,
     context: int,
-    padding: int | None,
+    padding: int,
     vocabulary: int,
 ) -> None:
-    """Write one file of records, cut from the joined streams of `parts`.
+    """Write one file of records [context + 1], cut from the joined streams of `parts`.
 
+    Each begins with the last id of the one before; `padding` fills the last one up.
     It takes its name when it is whole: a cluster may write the same file twice at once.
     Raises OSError where it cannot be written.
     """
     stream = Stream(parts, vocabulary)
-    start, stop = records.first * context, min(records.last * context + 1, len(stream))
-    blocks = (stream.read(at, min(at + _BLOCK, stop)) for at in range(start, stop, _BLOCK))
+
+    def record(number: int) -> np.ndarray:
+        start = number * context
+        ids = stream.read(start, min(start + context + 1, len(stream)))
+        missing = context + 1 - len(ids)
+        return np.pad(ids, (0, missing), constant_values=padding) if missing else ids
+
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        features = token_features(context + 1, vocabulary)
-        write_file(fresh, features, pack(blocks, context, padding))
+        write_file(fresh, token_features(context + 1, vocabulary), map(record, range(*records)))
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
