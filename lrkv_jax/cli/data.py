@@ -20,9 +20,7 @@ def data_build(
     beam: Annotated[bool, typer.Option("--beam", help="Build with Apache Beam.")] = False,
     beam_options: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXT", help="Options of the Beam pipeline, as in '--runner=FlinkRunner'."
-        ),
+        typer.Option(metavar="TEXT", help="Beam's options, as in '--runner=FlinkRunner'."),
     ] = None,
 ) -> None:
     """Fetch, tokenize and pack the data of a configuration.
