@@ -26,12 +26,7 @@ _HELDOUT_YEARS = 6
 
 
 def documents(
-    source: str,
-    split: Split,
-    *,
-    text_column: str = "text",
-    heldout: float = 0.05,
-    heldout_shards: int = 0,
+    source: str, split: Split, *, text_column: str = "text", heldout: float = 0.05
 ) -> Iterator[str]:
     """Yield the documents of one split in a fixed order; empty ones are left out.
 
@@ -40,31 +35,14 @@ def documents(
       .jsonl line and a .parquet row (their `text_column`).
     heldout: share of a folder's documents, 0 to 1. A document's split depends on its relative path
       and row alone, so it does not change when other files are added.
-    heldout_shards: that many of a folder's last files are held out, instead of a share.
 
-    Raises LrkvError at once for a missing or empty folder and for more shards than it has, and
-    while iterating for what cannot be parsed, a missing column, or a split without a document.
+    Raises LrkvError while iterating for a missing or empty folder, for what cannot be parsed, a
+    missing column, and a split without a document.
     """
-    names = file_names(source)
-    split_of_file = whole_files(source, names, heldout_shards)
-    share = 0.0 if heldout_shards else heldout
-    return _of_split(source, split, names, split_of_file, text_column, share)
-
-
-def _of_split(
-    source: str,
-    split: Split,
-    names: list[str],
-    split_of_file: dict[str, Split],
-    text_column: str,
-    heldout: float,
-) -> Iterator[str]:
     found = False
-    for name in names:
-        if split_of_file.get(name, split) != split:
-            continue
+    for name in file_names(source):
         for row in rows(source, name, text_column=text_column, heldout=heldout):
-            if row.text and split_of_file.get(name, row.split) == split:
+            if row.text and row.split == split:
                 found = True
                 yield row.text
     if not found:

@@ -43,10 +43,15 @@ def records(path, split):
 
 
 def stream(config, split):
-    """The split's tokens made by hand."""
-    how = {"heldout": config.heldout, "heldout_shards": config.heldout_shards}
+    """The split's tokens made by hand; of whole files, the last one is held out."""
+    texts = list(documents(config.source, split, heldout=config.heldout))
+    if config.heldout_shards:
+        names = sorted(os.listdir(config.source))
+        tables = [pq.read_table(Path(config.source, name)) for name in names]
+        parts = {"train": tables[:-1], "heldout": tables[-1:]}[split]
+        texts = [text for table in parts for text in table["text"].to_pylist()]
     ids = []
-    for text in documents(config.source, split, **how):
+    for text in texts:
         ids += [TOKENIZER.bos, *TOKENIZER.encode(text)]
     return np.array(ids)
 

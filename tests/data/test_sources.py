@@ -110,7 +110,7 @@ def test_names_that_are_not_utf8_are_read(tmp_path):
 def test_a_source_that_holds_no_text_is_one_line(name, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(LrkvError, match=message):
-        documents(name, "train")
+        next(documents(name, "train"))
 
 
 def test_a_parquet_column_of_any_text_is_read_and_another_refused(tmp_path):
