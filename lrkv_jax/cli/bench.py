@@ -1,7 +1,7 @@
 """`lrkv bench`: time decoding, training and serving."""
 
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,8 +19,12 @@ def bench_decode(
     overrides: Overrides = None,
     scale: Annotated[str, typer.Option(help="Shipped scales")] = "128m",
     variants: Variants = None,
-    batch: Annotated[str, typer.Option(help="Sequences decoded at a time")] = "1,4",
-    length: Annotated[str, typer.Option(help="Tokens in the cache")] = "512,2048,8192",
+    batch: Annotated[
+        Any, typer.Option(parser=sizes, metavar="N,...", help="Sequences decoded at a time")
+    ] = "1,4",
+    length: Annotated[
+        Any, typer.Option(parser=sizes, metavar="N,...", help="Tokens in the cache")
+    ] = "512,2048,8192",
     impl: Annotated[
         str,
         typer.Option(help="Implementations: xla and mosaic are ours, jax and cudnn are peers"),
@@ -42,8 +46,8 @@ def bench_decode(
     from lrkv_jax.lab.bench.report import command
 
     settings = DecodeBenchmark(
-        scales=names(scale), variants=names(variants), batches=sizes("--batch", batch),
-        lengths=sizes("--length", length), implementations=names(impl), ragged=ragged, dtype=dtype,
+        scales=names(scale), variants=names(variants), batches=batch, lengths=length,
+        implementations=names(impl), ragged=ragged, dtype=dtype,
         samples=samples, overrides=tuple(overrides or ()),
     )  # fmt: skip
     command(run, settings, tables, working("measuring"), print_json=as_json, out=out)

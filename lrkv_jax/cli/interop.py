@@ -36,7 +36,7 @@ def export(
     shared.start_alone("export")
     from lrkv_jax.interop.export import export as run_export
 
-    name = run_export(run, directory, step=shared.step_named(step), dtype=dtype, form=form)
+    name = run_export(run, directory, step=step, dtype=dtype, form=form)
     print(f"{directory}: {name}, {dtype}")
 
 
@@ -109,7 +109,7 @@ def convert(
         raise LrkvError(f"--bytes {bytes_:g}: use a share between 0 and 1")
     with working("reading the run") as progress:
         report = run_convert(
-            run, new, settings, step=shared.step_named(step), names=text or (OWN, SECOND),
+            run, new, settings, step=step, names=text or (OWN, SECOND),
             share=bytes_, tokens=tokens, heldout=heldout, context=context, progress=progress,
         )  # fmt: skip
     if as_json:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from lrkv_jax.cli.shared import Step, app, names, sizes, start_alone, step_named, working
+from lrkv_jax.cli.shared import Step, app, names, sizes, start_alone, working
 from lrkv_jax.errors import LrkvError
 
 if TYPE_CHECKING:
@@ -105,9 +105,9 @@ def analyze(
     ],
     step: Step = None,
     ranks: Annotated[
-        str | None,
+        Any,
         typer.Option(
-            metavar="R,...", help="Ranks to fit factorizations at (default: that of an LRKV run)."
+            parser=sizes, metavar="R,...", help="Ranks of the fits (default: an LRKV run's)."
         ),
     ] = None,
     batches: Annotated[
@@ -126,12 +126,11 @@ def analyze(
     from lrkv_jax.lab.analysis import analyze as analyze_run
     from lrkv_jax.lab.report.comparison import read_runs
 
-    fitted = None if ranks is None else sizes("--ranks", ranks)
     records = read_runs(runs)
     with working("analyzing") as progress:
         for done, record in enumerate(records):
             progress("analyzing", done, len(records))
-            analyze_run(record.path, step=step_named(step), ranks=fitted, batches=batches)
+            analyze_run(record.path, step=step, ranks=ranks, batches=batches)
         progress("analyzing", len(records), len(records))
     for record in records:
         print(record.path / "analysis.json")

@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,7 +15,7 @@ from rich.text import Text
 from tabulate import tabulate
 
 from lrkv_jax.cli import shared
-from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, count, working
+from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, count, step_named, working
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def evaluate(
             max_new_tokens=tokens, seed=seed, run_model_code=run_model_code,
         )  # fmt: skip
         result = run_evaluation(
-            run, tasks=shared.names(tasks), batch=batch, step=shared.step_named(step),
+            run, tasks=shared.names(tasks), batch=batch, step=step,
             settings=settings, overrides=overrides or [], progress=progress,
         )  # fmt: skip
     if as_json:
@@ -110,10 +110,8 @@ def harness(
     shared.start_alone("harness")
     from lrkv_jax.evaluation.harness_adapter import command_line
 
-    arguments = {"run": run, "batch": batch, "seed": seed}
-    if step is not None:
-        arguments["step"] = shared.step_named(step)
-    command_line(arguments, context.args)
+    chosen = {} if step is None else {"step": step}
+    command_line({"run": run, "batch": batch, "seed": seed, **chosen}, context.args)
 
 
 @app.command()
@@ -266,7 +264,8 @@ def checkpoint_list(run: Run, as_json: Json = False) -> None:
 def checkpoint_verify(
     run: Run,
     step: Annotated[
-        str | None, typer.Option(metavar="N|best", help="Which checkpoint (default: all).")
+        Any,
+        typer.Option(parser=step_named, metavar="N|best", help="Which checkpoint (default: all)."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -278,8 +277,7 @@ def checkpoint_verify(
 
     there = entries(run)
     if step is not None:
-        number = shared.step_named(step)
-        there = [e for e in there if (e.best if number == "best" else e.step == number)]
+        there = [e for e in there if (e.best if step == "best" else e.step == step)]
         if not there:
             raise LrkvError(f"no checkpoint of step {step} in {run}: see lrkv checkpoint list")
     checked = [found for entry in there if (found := verify(entry))]

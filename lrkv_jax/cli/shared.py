@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -63,9 +63,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Settings to change, as in train.steps=100."),
 ]
-Step = Annotated[
-    str | None, typer.Option(metavar="N|best", help="Which checkpoint (default: the newest).")
-]
 Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of sampling")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -94,20 +91,24 @@ def at_least(least: int) -> Callable[[str | int], int]:
 count = at_least(1)
 
 
-def sizes(option: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(at_least(0)(part) for part in names(text))
-    except typer.BadParameter:
-        raise LrkvError(f"{option} {text}: use whole numbers, as in 1,4") from None
+def sizes(text: str) -> tuple[int, ...]:
+    """The parser of lists of numbers with commas, as in 1,4."""
+    return tuple(map(at_least(0), names(text)))
 
 
-def step_named(text: str | None) -> int | str | None:
-    if text is None or text == "best":
-        return text
+def step_named(text: str) -> int | str:
     try:
-        return at_least(0)(text)
+        return text if text == "best" else at_least(0)(text)
     except typer.BadParameter:
-        raise LrkvError(f"--step {text}: use a number, or best") from None
+        raise typer.BadParameter(f"{text}: use a number, or best") from None
+
+
+Step = Annotated[
+    Any,
+    typer.Option(
+        parser=step_named, metavar="N|best", help="Which checkpoint (default: the newest)."
+    ),
+]
 
 
 def seconds_of(text: str) -> int:
@@ -174,7 +175,7 @@ def start_alone(command: str) -> None:
         start(command=f"lrkv {command}")
 
 
-def loaded(run: str, step: str | None, overrides: list[str] | None) -> TrainedRun:
+def loaded(run: str, step: int | str | None, overrides: list[str] | None) -> TrainedRun:
     """The run that a command decodes with, once this process has its devices."""
     with working("reading the run") as show:
         from lrkv_jax.training.checkpointing.inspect import entries
@@ -182,4 +183,4 @@ def loaded(run: str, step: str | None, overrides: list[str] | None) -> TrainedRu
 
         size = max((entry.bytes for entry in entries(run)), default=0)
         show(f"reading {size / 1e6:,.0f} MB, about {1 + size / READ_RATE:,.0f} s")
-        return load_run(run, step=step_named(step), overrides=overrides or [])
+        return load_run(run, step=step, overrides=overrides or [])

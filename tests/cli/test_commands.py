@@ -49,8 +49,8 @@ def trained(tmp_path_factory, finished_run):
         ("evaluate RUN train.seq_len=1 --tasks agreement", "train.seq_len = 1: agreement needs 2"),
         ("generate RUN --prompt x --top-p 2", "top_p = 2.0"),
         ("generate RUN --prompt x --seed 4294967296", "'--seed': Input should be less than or"),
-        ("generate RUN --prompt x --step last", "--step last"),
-        ("generate RUN --prompt x --step ²", "--step ²: use a number, or best"),
+        ("generate RUN --prompt x --step last", "'--step': last: use a number, or best"),
+        ("generate RUN --prompt x --step ²", "'--step': ²: use a number, or best"),
         ("chat RUN", "has not been midtrained: run lrkv train configs/quickstart_midtrain.yaml"),
     ],
 )
