@@ -73,9 +73,8 @@ def _sources_of(metadata: dict[str, Any]) -> str:
 class Loader:
     """Batches of training records; made by `make_loader`.
 
-    records: in an epoch. tokens_per_epoch: targets in an epoch. tokenizer, token_bytes
-    [V]: those the records were made with. counts: documents, tokens and bytes of the
-    training split. fingerprint: of the content of the records' sources.
+    records: in an epoch. tokenizer: that the records were made with. fingerprint: of the
+    content of the records' sources.
     """
 
     def __init__(
@@ -94,11 +93,8 @@ class Loader:
         self._rows = rows
         self.records = len(records)
         self._end = epochs and epochs * self.records
-        self.counts = records.counts
         self.fingerprint = records.fingerprint
-        self.tokens_per_epoch = self.records * records.context
         self.tokenizer = tokenizer
-        self.token_bytes = tokenizer.token_bytes
 
     def batch_at(self, step: int) -> np.ndarray:
         """This process's rows of the batch of a step: int32 [len(rows), context + 1]."""
