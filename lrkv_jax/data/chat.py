@@ -150,7 +150,7 @@ class ChatFormat:
         line = self.tokenizer.encode_framed("\n")
         ids: list[int] = []
         for part, is_text in parts:
-            encode = self._text if is_text else self.tokenizer.encode_framed
+            encode = self.tokenizer if is_text else self.tokenizer.encode_framed
             behind = encode("\n" + part)
             ids += behind[len(line) :] if ids and behind[: len(line)] == line else encode(part)
         return ids
@@ -166,7 +166,7 @@ class ChatFormat:
 
     def output(self, text: str) -> list[int]:
         """The ids that the calculator's result adds after a call."""
-        return [self.ids.output_start, *self._text(text), self.ids.output_end]
+        return [self.ids.output_start, *self.tokenizer(text), self.ids.output_end]
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ class ChatFormat:
         self._check_parts(message)
         yield [at.assistant_start], False
         for part in message.parts:
-            ids = self._text(part.text)
+            ids = self.tokenizer(part.text)
             if part.kind == "python":
                 yield [at.python_start, *ids, at.python_end], True
             elif part.kind == "output":
@@ -212,10 +212,7 @@ class ChatFormat:
             )
 
     def _user(self, text: str) -> list[int]:
-        return [self.ids.user_start, *self._text(text), self.ids.user_end]
-
-    def _text(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text).tolist()
+        return [self.ids.user_start, *self.tokenizer(text), self.ids.user_end]
 
 
 class Writer:

@@ -122,7 +122,7 @@ class Tokenizer:
         of the text, which may put nothing before it. An empty text is `prefix`.
         """
         if self._processed is None:
-            return [self.bos, *self.encode(text).tolist()]
+            return [self.bos, *self(text)]
         return self._processed(valid(text)) or [self.prefix]
 
     def encode_framed(self, text: str) -> list[int]:
