@@ -106,11 +106,25 @@ def stream(name: str, split: str, folder: str | Path = DEMO) -> Iterator[Example
     folder: "demo" for the small demonstration set that ships with the package; else where fetched
     sets lie, each in a subfolder of its name with the repository's layout.
 
-    Raises LrkvError at once for another name or split; while iterating for files that
-    are missing (with the command that fetches them), and with its place for any row
-    that is not what the set promises.
+    Raises LrkvError while iterating: for another name or split, for files that are
+    missing (with the command that fetches them), and with its place for any row that
+    is not what the set promises.
     """
-    return _examples(_with_split(name, split), split, folder)
+    found, number = _with_split(name, split), 0
+    for place, row in _rows(found, split, folder):
+        try:
+            example = found.read(row, f"{name}/{split}/{number}")
+        except (LrkvError, LookupError, TypeError, ValueError) as error:
+            raise LrkvError(
+                f"{place} is no row of {name} ({type(error).__name__}: {error}): fetch the "
+                "file again, or correct that row"
+            ) from None
+        if example is not None:
+            yield example
+            number += 1
+    if not number:
+        fetch = f"`lrkv data fetch {name}`"
+        raise LrkvError(f"{name}'s split {split} holds no rows: fetch it with {fetch}")
 
 
 def load(name: str, split: str, folder: str | Path = DEMO) -> list[Example]:
@@ -144,24 +158,6 @@ def _with_split(name: str, split: str) -> Task:
     if split not in found.files:
         raise LrkvError(f"{name} has no split {split!r}: use {', '.join(found.files)}")
     return found
-
-
-def _examples(found: Task, split: str, folder: str | Path) -> Iterator[Example]:
-    number = 0
-    for place, row in _rows(found, split, folder):
-        try:
-            example = found.read(row, f"{found.name}/{split}/{number}")
-        except (LrkvError, LookupError, TypeError, ValueError) as error:
-            raise LrkvError(
-                f"{place} is no row of {found.name} ({type(error).__name__}: {error}): fetch the "
-                "file again, or correct that row"
-            ) from None
-        if example is not None:
-            yield example
-            number += 1
-    if not number:
-        fetch = f"`lrkv data fetch {found.name}`"
-        raise LrkvError(f"{found.name}'s split {split} holds no rows: fetch it with {fetch}")
 
 
 def _rows(found: Task, split: str, folder: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
