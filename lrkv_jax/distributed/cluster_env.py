@@ -35,13 +35,13 @@ def find(environment: Mapping[str, str]) -> ClusterEnv | None:
 
     Raises `LrkvError` for values that are not numbers or of which one is missing.
     """
-    count = _number(environment, "LRKV_PROCESSES")
+    count = number(environment, "LRKV_PROCESSES", 1)
     found = _slurm(environment) if count is None else _explicit(environment, count)
     if found is None:
         for name in ("LRKV_PROCESS", "LRKV_COORDINATOR"):
             if name in environment:
                 raise LrkvError(f"{name} is set and LRKV_PROCESSES is not: set how many there are")
-        if _number(environment, "JOB_COMPLETION_INDEX"):
+        if number(environment, "JOB_COMPLETION_INDEX"):
             raise LrkvError(
                 f"pod {environment['JOB_COMPLETION_INDEX']} of a Job is one of several: set "
                 "LRKV_PROCESSES to their number, as launch/kubernetes.yaml does"
@@ -64,7 +64,7 @@ def find(environment: Mapping[str, str]) -> ClusterEnv | None:
 
 def left_out(environment: Mapping[str, str]) -> str | None:
     """One line if Slurm holds tasks for this job and the process is none of them."""
-    tasks = _number(environment, "SLURM_NTASKS") or 1
+    tasks = number(environment, "SLURM_NTASKS") or 1
     if tasks == 1 or "SLURM_STEP_NUM_TASKS" in environment:
         return None
     return f"SLURM_NTASKS = {tasks}, and srun did not start this process: it runs alone"
@@ -73,7 +73,7 @@ def left_out(environment: Mapping[str, str]) -> str | None:
 def _explicit(environment: Mapping[str, str], count: int) -> ClusterEnv:
     names = {"LRKV_PROCESS": "LRKV_PROCESSES", "JOB_COMPLETION_INDEX": "Kubernetes"}
     for name, launcher in names.items():
-        process = _number(environment, name)
+        process = number(environment, name)
         if process is not None:
             coordinator = environment.get("LRKV_COORDINATOR", "")
             return ClusterEnv(launcher, process, count, coordinator)
@@ -89,7 +89,7 @@ def _slurm(environment: Mapping[str, str]) -> ClusterEnv | None:
     names = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
     if not all(name in environment for name in names):
         return None
-    process, processes = (_number(environment, name) for name in names[:2])
+    process, processes = (number(environment, name) for name in names[:2])
     step = "/".join(environment.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     # All of a step agree on this port, above those that Linux hands out.
     port = 61440 + zlib.crc32(step.encode()) % 4096
@@ -104,10 +104,11 @@ def first_host(nodes: str) -> str:
     return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first)
 
 
-def _number(environment: Mapping[str, str], name: str) -> int | None:
+def number(environment: Mapping[str, str], name: str, least: int = 0) -> int | None:
+    """The whole number in a variable, None if it is not set."""
     text = environment.get(name)
     if text is None:
         return None
-    if not text.strip().isdecimal():
-        raise LrkvError(f"{name} = {text!r}: use a whole number from 0")
+    if not text.strip().isdecimal() or int(text) < least:
+        raise LrkvError(f"{name} = {text!r}: use a whole number from {least}")
     return int(text)

@@ -68,8 +68,8 @@ class Processes:
         if place is None or jax.distributed.is_initialized():
             self.as_jax_knows()
             return
-        seconds = _seconds("LRKV_JOIN_SECONDS", JOIN_SECONDS)
-        heartbeat = _seconds("LRKV_HEARTBEAT_SECONDS", HEARTBEAT_SECONDS)
+        seconds = cluster_env.number(os.environ, "LRKV_JOIN_SECONDS", 1) or JOIN_SECONDS
+        heartbeat = cluster_env.number(os.environ, "LRKV_HEARTBEAT_SECONDS", 1)
         # It would take SIGTERM for itself, which `stopping` waits for.
         jax.config.update("jax_enable_preemption_service", False)
         if place.process == 0:
@@ -81,7 +81,7 @@ class Processes:
             process_id=place.process,
             cluster_detection_method="deactivate",
             initialization_timeout=seconds,
-            heartbeat_timeout_seconds=heartbeat,
+            heartbeat_timeout_seconds=heartbeat or HEARTBEAT_SECONDS,
         )
         timer.cancel()
         self.as_jax_knows()
@@ -174,9 +174,7 @@ class Processes:
         """
         import jax
 
-        planned = os.environ.get("LRKV_LOCAL_DEVICES")
-        if planned is not None and not (planned.isdecimal() and int(planned)):
-            raise LrkvError(f"LRKV_LOCAL_DEVICES = {planned}: use a whole number from 1")
+        planned = cluster_env.number(os.environ, "LRKV_LOCAL_DEVICES", 1)
         with self.together():
             try:
                 here, all_devices = jax.local_devices(), jax.devices()
@@ -186,7 +184,7 @@ class Processes:
             seen = Counter(device.process_index for device in all_devices)
             wanted, source = max(seen.values()), "another process sees"
             if planned is not None:
-                wanted, source = int(planned), "LRKV_LOCAL_DEVICES plans"
+                wanted, source = planned, "LRKV_LOCAL_DEVICES plans"
             if len(here) != wanted:
                 raise LrkvError(
                     f"{socket.gethostname()} sees {len(here)} {here[0].device_kind} devices, and "
@@ -215,13 +213,6 @@ class Processes:
 
 # This process's place, for callers that are not passed it.
 HERE = Processes()
-
-
-def _seconds(name: str, default: int) -> int:
-    text = os.environ.get(name, str(default))
-    if not text.isdecimal() or not int(text):
-        raise LrkvError(f"{name} = {text}: use a whole number of seconds")
-    return int(text)
 
 
 def _check_port(coordinator: str) -> None:

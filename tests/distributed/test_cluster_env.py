@@ -70,10 +70,7 @@ def test_a_batch_script_that_forgot_srun_is_told():
         ({"LRKV_PROCESSES": "two"}, "LRKV_PROCESSES = 'two': use a whole number"),
         ({"LRKV_PROCESSES": "2", "LRKV_PROCESS": "2", "LRKV_COORDINATOR": "a:1"}, "from 0 to 1"),
         ({"LRKV_PROCESSES": "2", "LRKV_PROCESS": "0"}, "write the HOST:PORT where process 0 of 2"),
-        (
-            {"LRKV_PROCESSES": "2", "LRKV_PROCESS": "0", "LRKV_COORDINATOR": "a"},
-            "LRKV_COORDINATOR = 'a'",
-        ),
+        ({"LRKV_PROCESSES": "0", "LRKV_PROCESS": "0"}, "LRKV_PROCESSES = '0': use .* from 1"),
         ({**SLURM, "LRKV_PROCESSES": "8"}, "LRKV_PROCESSES = 8 and nothing says which"),
         ({**SLURM, "SLURM_PROCID": "4"}, "process 4 of 4"),
         ({"JOB_COMPLETION_INDEX": "1"}, "set LRKV_PROCESSES"),
