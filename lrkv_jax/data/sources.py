@@ -5,7 +5,7 @@ import json
 import lzma
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from lrkv_jax.errors import LrkvError
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
+SUFFIXES = (".txt", ".jsonl", ".parquet")  # of the files that are read
 
 EMBEDDED = "sotu"
 _CORPUS = "sotu.jsonl.xz"
@@ -66,7 +67,7 @@ def rows(source: str, name: str, *, text_column: str, heldout: float) -> Iterato
         return
     path = Path(source, name)
     try:
-        for number, text in enumerate(_READERS[_suffix(name)](path, text_column)):
+        for number, text in enumerate(_texts(path, text_column)):
             out = heldout > 0 and _unit_hash(name, number) < heldout
             yield Document("heldout" if out else "train", text)
     except OSError as error:
@@ -89,7 +90,7 @@ def file_names(source: str) -> list[str]:
     try:
         if not stat.S_ISDIR(Path(source).stat().st_mode):
             raise LrkvError(f"data.source = {source} is a file: give the folder that holds it")
-        names = [name for name in _files(source) if _suffix(name) in _READERS]
+        names = [name for name in _files(source) if _suffix(name) in SUFFIXES]
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the path
         raise missing from None
     except OSError as error:
@@ -103,7 +104,7 @@ def left_out(source: str) -> list[str]:
     """The files of a folder that are not read, for their names."""
     if source == EMBEDDED:
         return []
-    return [name for name in _files(source) if _suffix(name) not in _READERS]
+    return [name for name in _files(source) if _suffix(name) not in SUFFIXES]
 
 
 def whole_files(source: str, names: list[str], heldout_shards: int) -> dict[str, Split]:
@@ -222,24 +223,17 @@ def _unit_hash(relative: str, row: int) -> float:
     return (int.from_bytes(digest) >> 11) / 2**53
 
 
-def _read_text(path: Path, column: str) -> Iterator[str]:
-    try:
-        yield path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise LrkvError(f"{path}: byte {error.start} is not UTF-8: convert the file") from None
-
-
-def _read_jsonl(path: Path, column: str) -> Iterator[str]:
-    return _texts(path, column, read_json_lines(path))
-
-
-def _read_parquet(path: Path, column: str) -> Iterator[str]:
-    return _texts(path, column, read_parquet(path, column))
-
-
-def _texts(path: Path, column: str, rows: Iterable[tuple[int, dict[str, Any]]]) -> Iterator[str]:
+def _texts(path: Path, column: str) -> Iterator[str]:
     """The text of each row; raises LrkvError where a row has none under that name."""
-    for number, row in rows:
+    suffix = _suffix(path.name)
+    if suffix == ".txt":
+        try:
+            yield path.read_bytes().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise LrkvError(f"{path}: byte {error.start} is not UTF-8: convert the file") from None
+        return
+    found = read_json_lines(path) if suffix == ".jsonl" else read_parquet(path, column)
+    for number, row in found:
         if column not in row:
             there = ", ".join(row) or "none"
             raise LrkvError(
@@ -252,6 +246,3 @@ def _texts(path: Path, column: str, rows: Iterable[tuple[int, dict[str, Any]]]) 
                 f"{path}:{number}: column {column!r} is {kind}, not text: set data.text_column"
             )
         yield valid(text or "")
-
-
-_READERS = {".txt": _read_text, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
