@@ -422,20 +422,6 @@ class TrainConfig(Group):
         )
     )
 
-    @model_validator(mode="after")
-    def _teacher_is_given(self) -> TrainConfig:
-        of_one = {"teacher_step": self.teacher_step, "teacher_model": self.teacher_model}
-        for name, value in of_one.items():
-            if self.teacher is None and value is not None:
-                raise LrkvError(f"train.{name} is of a teacher: give train.teacher")
-        return self
-
-    @model_validator(mode="after")
-    def _profile_in_order(self) -> TrainConfig:
-        if self.profile is not None and not self.profiled:
-            raise LrkvError(f"train.profile = {self.profile}: write the first step, then the last")
-        return self
-
     @property
     def profiled(self) -> range:
         """The steps that are traced."""
@@ -445,7 +431,12 @@ class TrainConfig(Group):
         return range(first, last + 1)
 
     @model_validator(mode="after")
-    def _length_and_batch(self) -> TrainConfig:
+    def _fits(self) -> TrainConfig:
+        for name in ("teacher_step", "teacher_model"):
+            if self.teacher is None and getattr(self, name) is not None:
+                raise LrkvError(f"train.{name} is of a teacher: give train.teacher")
+        if self.profile is not None and not self.profiled:
+            raise LrkvError(f"train.profile = {self.profile}: write the first step, then the last")
         given = [n for n in ("steps", "tokens", "epochs") if getattr(self, n) is not None]
         if len(given) != 1 and given != ["steps", "epochs"]:
             raise LrkvError(
