@@ -64,7 +64,8 @@ def use_cache(processes: Processes) -> Path | None:
     if chosen is None and jax.config.jax_compilation_cache_dir:
         return Path(jax.config.jax_compilation_cache_dir)
     with processes.together():
-        directory = Path(os.path.expanduser(chosen)) if chosen else _default_directory()
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        directory = Path(os.path.expanduser(chosen or f"{base}/lrkv_jax/compiled"))
         reason = _made(directory)
         if reason and chosen:
             raise LrkvError(f"{reason}: {_FIX}")
@@ -86,11 +87,6 @@ def use_cache(processes: Processes) -> Path | None:
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", MIN_COMPILE_SECONDS)
     return directory.absolute()
-
-
-def _default_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base) / "lrkv_jax" / "compiled"
 
 
 def _made(directory: Path) -> str:
