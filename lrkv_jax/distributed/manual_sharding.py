@@ -17,8 +17,7 @@ Left to itself the compiler would sum a gradient over devices once a loss chunk 
 microbatch, and gather activations where it finds them smaller than weights.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -46,21 +45,15 @@ def in_train_step() -> bool:
     return _IN_TRAIN_STEP.get()
 
 
-@contextlib.contextmanager
-def _train_step() -> Iterator[None]:
-    before = _IN_TRAIN_STEP.set(True)
-    try:
-        yield
-    finally:
-        _IN_TRAIN_STEP.reset(before)
-
-
 def train_step(f: Callable, mesh: Any, in_specs: Any, out_specs: Any) -> Callable:
     """`f` as the manual region of a training step on this mesh."""
 
     def region(*arguments):
-        with _train_step():
+        before = _IN_TRAIN_STEP.set(True)
+        try:
             return f(*arguments)
+        finally:
+            _IN_TRAIN_STEP.reset(before)
 
     return jax.shard_map(
         region, mesh=mesh, in_specs=in_specs, out_specs=out_specs,
