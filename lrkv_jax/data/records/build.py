@@ -32,7 +32,6 @@ from lrkv_jax.data.records.folders import (
 )
 from lrkv_jax.data.records.jobs import Job, RunJobs, run_here, run_jobs
 from lrkv_jax.data.records.streams import (
-    RecordRange,
     entries_of,
     record_ranges,
     stream_folder,
@@ -150,7 +149,7 @@ def _write(
     describe(
         scratch,
         token_features(context + 1, tokenizer.vocabulary),
-        {split: [last - first for first, last in ranges[split]] for split in SPLITS},
+        {split: list(map(len, ranges[split])) for split in SPLITS},
         description="Records of context + 1 tokens for language modeling.",
         metadata=metadata,
     )
@@ -216,7 +215,7 @@ def _counts(config: DataConfig, files: Sequence[dict[str, Any]]) -> dict[str, di
 
 def _ranges(
     context: int, tokenizer: Tokenizer, counts: dict[str, dict[str, int]]
-) -> dict[Split, list[RecordRange]]:
+) -> dict[Split, list[range]]:
     """The records of each file of each split; raises LrkvError for a split that is too short."""
     ranges = {}
     for split in SPLITS:
@@ -237,7 +236,7 @@ def _pack(
     context: int,
     tokenizer: Tokenizer,
     parts: Parts,
-    ranges: dict[Split, list[RecordRange]],
+    ranges: dict[Split, list[range]],
     do: Do,
     progress: OnProgress,
 ) -> None:
@@ -248,7 +247,7 @@ def _pack(
             path = folder / file_name(split, number, len(ranges[split]))
             cut = context, tokenizer.bos, tokenizer.vocabulary
             jobs.append(partial(write_records, path, parts[split], records, *cut))
-            sizes.append((records.last - records.first) * context)
+            sizes.append(len(records) * context)
     done = 0
     for job in do(jobs):
         done += sizes[job]

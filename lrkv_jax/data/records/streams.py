@@ -14,7 +14,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -139,27 +139,20 @@ class Stream:
         return np.concatenate(found)
 
 
-class RecordRange(NamedTuple):
-    """Records `first` to `last` − 1 of a split, the content of one file."""
-
-    first: int
-    last: int
-
-
-def record_ranges(tokens: int, context: int, *, padded: bool, vocabulary: int) -> list[RecordRange]:
+def record_ranges(tokens: int, context: int, *, padded: bool, vocabulary: int) -> list[range]:
     """Divide the records of a stream of this many tokens into files of similar size."""
     targets = max(tokens - 1, 0)
     total = -(-targets // context) if padded else targets // context
     bytes_each = (context + 1) * np.dtype(token_dtype(vocabulary)).itemsize
     files = -(-total * bytes_each // FILE_BYTES)
     bounds = [total * n // files for n in range(files + 1)] if files else [0]
-    return list(map(RecordRange, bounds, bounds[1:]))
+    return list(map(range, bounds, bounds[1:]))
 
 
 def write_records(
     path: Path,
     parts: Sequence[tuple[Path, Split]],
-    records: RecordRange,
+    records: range,
     context: int,
     padding: int,
     vocabulary: int,
@@ -180,7 +173,7 @@ def write_records(
 
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        write_file(fresh, token_features(context + 1, vocabulary), map(record, range(*records)))
+        write_file(fresh, token_features(context + 1, vocabulary), map(record, records))
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)
