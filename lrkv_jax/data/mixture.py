@@ -97,9 +97,9 @@ def packed(config: DataConfig, split: str, context: int, tokenizer: Tokenizer) -
     for part in getattr(mixture, split):
         about, taken = _taken(part, mixture, chat, context)
         parts.append(about)
-        for row in taken:
-            rows.append(row.ids)
-            counts.update(row.counts)
+        for ids, counted in taken:
+            rows.append(ids)
+            counts.update(counted)
     if not rows:
         raise LrkvError(f"data.mixture.{split} takes no conversation: raise a weight of it")
     bins = best_fit([len(row) for row in rows], context + 1)
@@ -155,19 +155,14 @@ def best_fit(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     return bins
 
 
-@dataclass(frozen=True, slots=True)
-class _Rendered:
-    """A conversation's ids, complemented where they are no targets, and what they count for."""
-
-    ids: Int[np.ndarray, "T"]
-    counts: dict[str, int]
+_Row = tuple[Int[np.ndarray, "T"], dict[str, int]]
 
 
 def _taken(
     part: MixturePart, mixture: MixtureConfig, chat: ChatFormat, context: int
-) -> tuple[dict[str, object], list[_Rendered]]:
+) -> tuple[dict[str, object], list[_Row]]:
     """Return the metadata of a part, and the conversations that it takes from its split."""
-    rows: list[_Rendered] = []
+    rows: list[_Row] = []
     render = task(part.task).conversation
 
     def rendered():
@@ -199,7 +194,8 @@ def _taken(
     return about, [rows[i] for i in order]
 
 
-def _row(conversation: Conversation, chat: ChatFormat, loss: Loss, context: int) -> _Rendered:
+def _row(conversation: Conversation, chat: ChatFormat, loss: Loss, context: int) -> _Row:
+    """A conversation's ids, complemented where they are no targets, and what they count for."""
     ids, counted = chat.render(conversation, loss)
     counts = {"documents": 1, "cut": int(len(ids) > context + 1)}
     ids, counted = ids[: context + 1], counted[: context + 1]
@@ -210,4 +206,4 @@ def _row(conversation: Conversation, chat: ChatFormat, loss: Loss, context: int)
         "targets": int(counted.sum()),
         "bytes": int(token_bytes[text].sum(dtype=np.int64)),
     }
-    return _Rendered(np.where(counted, ids, ~ids), counts)
+    return np.where(counted, ids, ~ids), counts
