@@ -175,12 +175,7 @@ def heldout_batches(
     bos = load_tokenizer(data_config.tokenizer).bos
     count = -(-len(records) // batch)
     share = count if some is None else min(some, count)
-    return _in_order(records, batch, bos, [number * count // share for number in range(share)])
-
-
-def _in_order(
-    records: Records, batch: int, bos: int, numbers: Sequence[int]
-) -> Iterator[np.ndarray]:
-    for start in (number * batch for number in numbers):
+    for number in range(share):
+        start = number * count // share * batch
         rows = records.read(range(start, min(start + batch, len(records))))
         yield np.pad(rows, ((0, batch - len(rows)), (0, 0)), constant_values=bos)
