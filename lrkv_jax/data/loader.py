@@ -108,13 +108,9 @@ class Loader:
         ahead = grain.ReadOptions(num_threads=2, prefetch_buffer_size=16)
         return iter(steps.to_iter_dataset(ahead))
 
-    def whole_batch_at(self, step: int) -> np.ndarray:
-        """The whole global batch of a step, also where this process reads only some of its rows."""
-        return self._read(step, range(self._batch))
-
     def hash_at(self, step: int) -> str:
         """12 hex digits of the sha256 of the whole global batch; the same in every process."""
-        rows = self.whole_batch_at(step)
+        rows = self._read(step, range(self._batch))
         return hashlib.sha256(rows.astype("<i4").tobytes()).hexdigest()[:12]
 
     def records_of(self, step: int) -> list[int]:

@@ -63,7 +63,7 @@ def texts(
         if name == OWN:
             loader = make_loader(config.data, context, rows[0])
             batches = heldout_batches(config.data, context, 1, some=rows[1])
-            yield TextRecords(name, loader.whole_batch_at(0), np.concatenate(list(batches)))
+            yield TextRecords(name, loader.batch_at(0), np.concatenate(list(batches)))
             continue
         documents = docstrings() if name == SECOND else [_read(name)]
         ids = [np.array([tokenizer.bos, *one]) for one in tokenizer.encode_batch(documents)]
