@@ -101,12 +101,12 @@ def convert(
     attention=mla attention.kv_lora_rank=C (one latent for both), attention.rank=R
     beside it, or attention=lrkv attention.rank=R.
     """
+    if bytes_ is not None and not 0 < bytes_ < 1:
+        raise LrkvError(f"--bytes {bytes_:g}: use a share between 0 and 1")
     shared.start_alone("convert")
     from lrkv_jax.interop.convert import OWN, SECOND
     from lrkv_jax.interop.convert import convert as run_convert
 
-    if bytes_ is not None and not 0 < bytes_ < 1:
-        raise LrkvError(f"--bytes {bytes_:g}: use a share between 0 and 1")
     with working("reading the run") as progress:
         report = run_convert(
             run, new, settings, step=step, names=text or (OWN, SECOND),
