@@ -11,6 +11,7 @@ import typer
 
 from lrkv_jax.cli.shared import Json, Overrides, app
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.report.tabulated import tabulated
 
 
 @app.command()
@@ -23,7 +24,6 @@ def runs(
     """List runs: variant, step, state, loss, speed, size and age."""
     from lrkv_jax.lab.overview import HEADERS, as_cells, row_of
     from lrkv_jax.lab.report.comparison import read_sound_runs
-    from lrkv_jax.lab.report.tabulated import tabulated
 
     sound, broken = read_sound_runs(folders or ["runs"])
     rows = [row_of(run) for run in sound if run.path.is_dir()]
@@ -48,7 +48,6 @@ def compare(
     from lrkv_jax.lab import overview
     from lrkv_jax.lab.report.comparison import read_runs
     from lrkv_jax.lab.report.figures import write_picture
-    from lrkv_jax.lab.report.tabulated import tabulated
 
     records = [record for path in (one, other) for record in read_runs([path])]
     if len(records) != 2:
@@ -87,7 +86,6 @@ def show(
         print(dump_config(found), end="")
         return
     from lrkv_jax.lab.overview import setting_rows
-    from lrkv_jax.lab.report.tabulated import tabulated
 
     rows = setting_rows(found, read(diff, []))
     headers = "setting", Path(config).stem, Path(diff).stem
