@@ -43,12 +43,12 @@ def case_of(lengths=(5, 16), **changes):
 
 
 CASE = case_of()
-oracle = functools.cache(CASE.oracle)
+truth = functools.cache(CASE.truth)
 
 
 def differs():
-    """How far the call is from the oracle; rounding alone makes it 1e-3."""
-    return max(compare(CASE.poisoned().run(impl="auto"), oracle()))
+    """How far the call is from the truth; rounding alone makes it 1e-3."""
+    return max(compare(CASE.poisoned().run(impl="auto"), truth()))
 
 
 def trace(case, **how):

@@ -25,7 +25,6 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch
 from lrkv_jax.kernels.gpu import kernel_check, schedule
 from lrkv_jax.kernels.gpu import plan as plans
-from lrkv_jax.kernels.lrkv_decode import RESIDUAL_AXES
 from lrkv_jax.models.rope import frequencies
 
 LLAMA3 = RopeScaling(kind="llama3", factor=8, original_context=8192)
@@ -98,16 +97,12 @@ def moved(case, order, seed):
     lengths_B = np.where(order < 0, 0, case.lengths_B[order])
     rows = jax.tree.map(
         lambda names, a: a if a is None or not names.startswith("B") else a[order],
-        AXES[case.kind], case.arrays,
-    )  # fmt: skip
+        case.axes,
+        case.arrays,
+    )
     return replace(case, arrays=rows, lengths_B=lengths_B).poisoned().paged(seed)
 
 
-AXES = {
-    "grouped": ("B", "B", "B"),
-    "latent": ("B", "B", "B", "B", "", ""),
-    "lrkv": ("B", "B", "B", RESIDUAL_AXES, "B"),
-}
 # Sequence 0 has five pieces, the last one short: more than are joined at once.
 THREE = {"lengths": (4 * TILE + 5, 3, 3 * TILE), "S": 5 * TILE}
 ALONE = {

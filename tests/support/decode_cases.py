@@ -1,4 +1,4 @@
-"""Random arguments of the three decode kernels, and what they must give, in float64 numpy.
+"""Random arguments of the three decode kernels, and what they must give, in float64.
 
 Arguments are numpy's: each operation on a JAX array would be a program to compile, for every shape.
 
@@ -16,8 +16,9 @@ import numpy as np
 from support import reference
 
 from lrkv_jax import kernels
+from lrkv_jax.kernels.latent_decode import PRIVATE_AXES, ROTATION_AXES
+from lrkv_jax.kernels.lrkv_decode import RESIDUAL_AXES
 
-MASKED = -1e30
 SCALE = 0.6
 
 
@@ -40,47 +41,36 @@ class Case:
         program = program or self.program(**how)
         return program(*self.arrays, jnp.asarray(self.lengths_B), pages_BN=self.pages_BN)
 
-    def oracle(self):
-        """The float32 oracle's."""
-        kernel = partial(getattr(reference, f"{self.kind}_decode"), scale=SCALE)
-        return jax.jit(kernel)(*self.arrays, jnp.asarray(self.lengths_B))
+    @property
+    def axes(self):
+        """The letters of the arrays' axes, as the kernels name them."""
+        if self.kind == "grouped":
+            return "BTHK", "BSGK", "BSGK"
+        if self.kind == "lrkv":
+            return "BTHK", "BSK", "BSK", self.arrays[3] and RESIDUAL_AXES, "BGS"
+        rotation, private = self.arrays[4:]
+        named = rotation and ROTATION_AXES, private and PRIVATE_AXES
+        return "BTHX", "BTHP", "BSC", "BSP", *named
 
     def truth(self):
         """The definition in float64."""
-        arrays = jax.tree.map(lambda a: np.asarray(a.astype(jnp.float32), np.float64), self.arrays)
-        q_BTHX, k_BSHX, v_BSHW, norm_BSH = _materialized(self.kind, arrays)
-        out = np.zeros((*q_BTHX.shape[:3], v_BSHW.shape[-1]))
-        lse = np.full(q_BTHX.shape[:3], MASKED)
-        T = q_BTHX.shape[1]
-        for b, t, h in np.ndindex(q_BTHX.shape[:3]):
-            n = self.lengths_B[b] - T + t + 1
-            if n <= 0:
-                continue
-            logits = SCALE * norm_BSH[b, :n, h] * (k_BSHX[b, :n, h] @ q_BTHX[b, t, h])
-            weights = np.exp(logits - logits.max())
-            lse[b, t, h] = logits.max() + np.log(weights.sum())
-            out[b, t, h] = weights @ v_BSHW[b, :n, h] / weights.sum()
-        return out, lse
+        with jax.enable_x64(True):
+            arrays = jax.tree.map(lambda array: np.asarray(array, np.float64), self.arrays)
+            kernel = partial(getattr(reference, f"{self.kind}_decode"), scale=SCALE)
+            return jax.tree.map(np.asarray, jax.jit(kernel)(*arrays, self.lengths_B))
 
     def astype(self, dtype):
         """The same with queries, caches and factors in `dtype`; norms and angles stay."""
-        if self.kind == "lrkv":
-            q, k, v, residual, norm = (
-                jax.tree.map(lambda a: a.astype(dtype), self.arrays[:4]) + self.arrays[4:]
-            )
-            if residual is not None:
-                residual = residual._replace(angles_SK=self.arrays[3].angles_SK)
-            return replace(self, arrays=(q, k, v, residual, norm))
-        arrays = jax.tree.map(lambda a: a.astype(dtype), self.arrays)
-        if self.kind == "latent" and (kept := self.arrays[4]):
-            own = {"angles_SK": kept.angles_SK, "inverse_norm_BGS": kept.inverse_norm_BGS}
-            arrays = (*arrays[:4], arrays[4]._replace(**own), arrays[5])
-        return replace(self, arrays=arrays)
+
+        def cast(axes, array):
+            return array if array is None or axes in ("BGS", "SK") else array.astype(dtype)
+
+        return replace(self, arrays=jax.tree.map(cast, self.axes, self.arrays))
 
     def poisoned(self):
         """The same with NaN in every cache slot that no token has written."""
 
-        def poison(array, slots_axis=1):
+        def poison(array, slots_axis):
             slots = np.arange(array.shape[slots_axis])
             unseen = slots >= np.maximum(self.lengths_B, 0)[:, None]
             shape = [1] * array.ndim
@@ -99,7 +89,7 @@ class Case:
         N, foreign = S // 64, 3
         pages_BN = rng.permutation(B * N + foreign)[: B * N].reshape(B, N)
 
-        def pool(array, slots_axis=1):
+        def pool(array, slots_axis):
             shape = array.shape
             pages = array.reshape(*shape[:slots_axis], N, 64, *shape[slots_axis + 1 :])
             pages = np.moveaxis(pages, slots_axis, 1)
@@ -114,100 +104,12 @@ class Case:
 
     def _cached(self, change):
         """The arrays, those of the cache changed by `change`(array, the axis of its slots)."""
-        if self.kind == "grouped":
-            q, *cache = self.arrays
-            return (q, *map(change, cache))
-        if self.kind == "latent":
-            q, q_rope, latent, rope_key, rotation, private = self.arrays
-            if private is not None:
-                private = private._replace(latent_BSGR=change(private.latent_BSGR))
-            if rotation is None:
-                return (q, q_rope, change(latent), change(rope_key), None, private)
-            if rotation.inverse_norm_BGS is not None:
-                norm = change(rotation.inverse_norm_BGS, 2)
-                rotation = rotation._replace(inverse_norm_BGS=norm)
-            return (q, None, change(latent), None, rotation, private)
-        q, k, v, residual, norm = self.arrays
-        if residual is not None:
-            residual = residual._replace(
-                rk_BSGR=change(residual.rk_BSGR), rv_BSGR=change(residual.rv_BSGR)
-            )
-        norm = None if norm is None else change(norm, 2)
-        return (q, change(k), change(v), residual, norm)
 
+        def one(axes, array):
+            cached = array is not None and "B" in axes and "S" in axes
+            return change(array, axes.index("S")) if cached else array
 
-def _materialized(kind, arrays):
-    """Queries, keys and values of every head, and the factor on each logit."""
-    if kind == "grouped":
-        q, k, v = arrays
-        repeats = q.shape[2] // k.shape[2]
-        k, v = np.repeat(k, repeats, axis=2), np.repeat(v, repeats, axis=2)
-        return q, k, v, np.ones(k.shape[:3])
-    if kind == "latent":
-        q, q_rope, latent, rope, rotation, private = arrays
-        if private is not None:
-            return _materialized_private(*arrays)
-        v = np.repeat(latent[:, :, None], q.shape[2], axis=2)
-        if rotation is None:
-            k = np.concatenate([latent, rope], axis=-1)[:, :, None]
-            k = np.repeat(k, q.shape[2], axis=2)
-            return np.concatenate([q, q_rope], axis=-1), k, v, np.ones(k.shape[:3])
-        repeats = q.shape[2] // rotation.up_key_CGK.shape[1]
-        up_CHK = np.repeat(rotation.up_key_CGK, repeats, axis=1)
-        k = _rotated(np.einsum("BSC,CHK->BSHK", latent, up_CHK), rotation.angles_SK)
-        norm = rotation.inverse_norm_BGS
-        if norm is not None:
-            norm = np.repeat(norm, repeats, axis=1).swapaxes(1, 2)
-        return q, k, v, np.ones(k.shape[:3]) if norm is None else norm
-    q, k, v, residual, norm = arrays
-    H = q.shape[2]
-    k, v = np.repeat(k[:, :, None], H, axis=2), np.repeat(v[:, :, None], H, axis=2)
-    norm = (
-        np.ones(k.shape[:3])
-        if norm is None
-        else np.repeat(norm, H // norm.shape[1], axis=1).swapaxes(1, 2)
-    )
-    if residual is None:
-        return q, k, v, norm
-    R, repeats = residual.up_value_GRK.shape[1], H // residual.rk_BSGR.shape[2]
-    rk, rv = (np.repeat(r[..., :R], repeats, axis=2) for r in (residual.rk_BSGR, residual.rv_BSGR))
-    v = v + np.einsum("BSHR,HRK->BSHK", rv, np.repeat(residual.up_value_GRK, repeats, axis=0))
-    if residual.q_latent_BTHR is not None:
-        q = np.concatenate([q, residual.q_latent_BTHR], axis=-1)
-        return q, np.concatenate([k, rk], axis=-1), v, norm
-    up_key_HRK = np.repeat(residual.up_key_GRK, repeats, axis=0)
-    residual_key = np.einsum("BSHR,HRK->BSHK", rk, up_key_HRK)
-    return q, k + _rotated(residual_key, residual.angles_SK), v, norm
-
-
-def _materialized_private(q, q_rope, latent, rope, rotation, private):
-    """The same where heads have latents of their own: keys as the sum of what either makes."""
-    H = q.shape[2]
-    repeats = H // private.latent_BSGR.shape[2]
-    own = np.repeat(private.latent_BSGR, repeats, axis=2)
-    common = np.repeat(latent[:, :, None], H, axis=2)
-    v, norm = np.concatenate([common, own], axis=-1), np.ones(common.shape[:3])
-    if rotation is not None and rotation.inverse_norm_BGS is not None:
-        norm = np.repeat(rotation.inverse_norm_BGS, repeats, axis=1).swapaxes(1, 2)
-    if private.up_key_GRK is not None:
-        up_HRK = np.repeat(private.up_key_GRK, repeats, axis=0)
-        up_CHK = np.repeat(rotation.up_key_CGK, repeats, axis=1)
-        k = np.einsum("BSC,CHK->BSHK", latent, up_CHK) + np.einsum(
-            "BSHR,HRK->BSHK", own[..., : up_HRK.shape[1]], up_HRK
-        )
-        return q, _rotated(k, rotation.angles_SK), v, norm
-    own = own[..., : private.q_BTHR.shape[-1]]
-    k = [common, own, np.repeat(rope[:, :, None], H, axis=2)]
-    q = np.concatenate([q, private.q_BTHR, q_rope], axis=-1)
-    return q, np.concatenate(k, axis=-1), v, norm
-
-
-def _rotated(key_BSHK, angles_SK):
-    """Each pair as a complex number, times its slot's; an odd last coordinate stays."""
-    J = angles_SK.shape[-1] // 2
-    turn = angles_SK[:, None, :J] + 1j * angles_SK[:, None, J:]
-    pairs = (key_BSHK[..., :J] + 1j * key_BSHK[..., J : 2 * J]) * turn
-    return np.concatenate([pairs.real, pairs.imag, key_BSHK[..., 2 * J :]], axis=-1)
+        return jax.tree.map(one, self.axes, self.arrays)
 
 
 def angles(slots, width, turns_J=None):
