@@ -110,12 +110,6 @@ def logits(q_BTHK, up_HRK, angles_SK, rk_BSHR, lengths_B, frequencies_J=None, pa
     return jax.lax.fori_loop(0, used, some, logits_SBTH)
 
 
-def of_slots(logits_SBTH, start, chunk):
-    """Logits of the `chunk` slots from `start` as softmax reads them, [B, H, T, c]."""
-    some_cBTH = jax.lax.dynamic_slice_in_dim(logits_SBTH, start, chunk)
-    return some_cBTH.transpose(1, 3, 2, 0)
-
-
 def _of_chunk(chunk, found: Compressed, q_BTHK, halves_JHR, rk_BSHR, origin, start, logits_SBTH):
     """`logits_SBTH` with those of the chunk from `start`, from which positions count for q.
 

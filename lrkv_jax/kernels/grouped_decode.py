@@ -83,7 +83,7 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale, window=None):
         chunk = online.default_chunk(S, small_batch, B * G * K, single_sequence=B * G == 1)
     q_BGNTK = q_BTHK.reshape(B, T, groups, H // groups, -1).transpose(0, 2, 3, 1, 4)
 
-    def logits(index, start):
+    def logits(start):
         k_BcGK = online.slots(k_BSGK, pages_BN, start, chunk).reshape(B, chunk, groups, -1)
         return scale * online.dots("BGNTK,BcGK->BGNTc", q_BGNTK, k_BcGK, small_batch)
 

@@ -150,73 +150,38 @@ def _xla(
         G = private.latent_BSGR.shape[2]
     elif rotation is not None:
         G = rotation.up_key_CGK.shape[1]
-    repeats = q_BTHX.shape[2] // G
-    if repeats > 1:
-        # A group's heads are further queries of one head.
-        q_BTHX = online.as_queries(q_BTHX, G)
-        if q_rope_BTHP is not None:
-            q_rope_BTHP = online.as_queries(q_rope_BTHP, G)
-        if private is not None and private.q_BTHR is not None:
-            private = private._replace(q_BTHR=online.as_queries(private.q_BTHR, G))
-    (B, T, H, _), S = q_BTHX.shape, online.slots_of(latent_BSC, pages_BN)
-    q_BHTX = q_BTHX.swapaxes(1, 2)
-    small_batch = online.is_small_batch(T * H)
-    widest = latent_BSC.shape[-1]
-    if private is not None:
-        widest = max(widest, H * private.latent_BSGR.shape[-1])
-    chunk = online.default_chunk(S, small_batch, B * widest, single_sequence=B == 1)
+    # A group's heads are further queries of one head.
+    repeats, q_BTHX = q_BTHX.shape[2] // G, online.as_queries(q_BTHX, G)
+    T, H = q_BTHX.shape[1:3]
+    products, rotated = [], []
+    widest, own_BSHR = latent_BSC.shape[-1], None
 
-    def in_keys(up_HRK, latent_BSHR):
-        """Logits [S, B, T, H] of latents that are rotated in the keys that they make."""
-        return angles.logits(
+    def add_rotated(up_HRK, latent_BSHR):
+        """Logits of latents that are rotated in the keys that they make."""
+        logits_SBTH = angles.logits(
             q_BTHX, up_HRK, rotation.angles_SK, latent_BSHR, lengths_B, frequencies_J, pages_BN
         )
+        rotated.append(logits_SBTH)
 
-    keys = []  # those of each part that is rotated in keys
     if rotation is not None:
         # One head's latents instead of H: they are multiplied by every head's M_h(q).
         of_one_BS1C = jax.tree.map(lambda array: array[:, :, None], latent_BSC)
-        keys.append(in_keys(rotation.up_key_CGK.swapaxes(0, 1), of_one_BS1C))
-    if private is not None and private.up_key_GRK is not None:
-        keys.append(in_keys(private.up_key_GRK, private.latent_BSGR))
-
-    def of_common(start):
-        key_BcC = online.slots(latent_BSC, pages_BN, start, chunk)
-        return online.dots("BHTC,BcC->BHTc", q_BHTX, key_BcC, small_batch)
-
-    def of_rope_key(start):
-        rope_key_BcP = online.slots(rope_key_BSP, pages_BN, start, chunk)
-        return online.dots("BHTP,BcP->BHTc", q_rope_BTHP.swapaxes(1, 2), rope_key_BcP, small_batch)
-
-    def of_private(start):
-        key_BcHR = online.slots(private.latent_BSGR, pages_BN, start, chunk)
-        q_BTHR = private.q_BTHR.astype(key_BcHR.dtype)
-        return online.dots("BTHR,BcHR->BHTc", q_BTHR, key_BcHR, small_batch)
-
-    def logits(index, start):
-        parts = [angles.of_slots(rotated_SBTH, start, chunk) for rotated_SBTH in keys]
-        if rotation is None:
-            parts += [of_common(start), of_rope_key(start)]
-        if private is not None and private.q_BTHR is not None:
-            parts.append(of_private(start))
-        logits_BHTc = sum(parts[1:], parts[0])
-        if rotation is not None and rotation.inverse_norm_BGS is not None:
-            norm_BHc = online.slots(rotation.inverse_norm_BGS, pages_BN, start, chunk, axis=2)
-            logits_BHTc *= norm_BHc[:, :, None]
-        return scale * logits_BHTc
-
-    def values(weights_BHTc, start, seen_Bc):
-        latent_BcC = online.slots(latent_BSC, pages_BN, start, chunk, seen_Bc)
-        common_BHTC = online.averages("BHTc,BcC->BHTC", weights_BHTc, latent_BcC, small_batch)
-        if private is None:
-            return (common_BHTC,)
-        latent_BcHR = online.slots(private.latent_BSGR, pages_BN, start, chunk, seen_Bc)
-        return common_BHTC, online.averages(
-            "BHTc,BcHR->BHTR", weights_BHTc, latent_BcHR, small_batch
-        )
-
-    sums, lse_BHT = online.attend(
-        logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats, window=window
-    )
-    out_BTHX = jnp.concatenate(sums, axis=-1).swapaxes(1, 2)
-    return online.as_heads(out_BTHX, repeats), online.as_heads(lse_BHT.swapaxes(1, 2), repeats)
+        add_rotated(rotation.up_key_CGK.swapaxes(0, 1), of_one_BS1C)
+    else:
+        q_BHTP = online.as_queries(q_rope_BTHP, G).swapaxes(1, 2)
+        products.append(("BHTC,BcC->BHTc", q_BTHX.swapaxes(1, 2), latent_BSC))
+        products.append(("BHTP,BcP->BHTc", q_BHTP, rope_key_BSP))
+    if private is not None:
+        own_BSHR = private.latent_BSGR
+        widest = max(widest, H * own_BSHR.shape[-1])
+        if private.up_key_GRK is not None:
+            add_rotated(private.up_key_GRK, own_BSHR)
+        else:
+            q_BTHR = online.as_queries(private.q_BTHR, G).astype(own_BSHR.dtype)
+            products.append(("BTHR,BcHR->BHTc", q_BTHR, own_BSHR))
+    sums, lse_BTH = online.attend_factored(
+        products, rotated, latent_BSC, own_BSHR, rotation and rotation.inverse_norm_BGS, lengths_B,
+        pages_BN, scale=scale, T=T, H=H, widest=widest, repeats=repeats, window=window,
+    )  # fmt: skip
+    out_BTHX = jnp.concatenate(sums, axis=-1)
+    return online.as_heads(out_BTHX, repeats), online.as_heads(lse_BTH, repeats)

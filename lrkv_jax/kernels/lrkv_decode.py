@@ -125,50 +125,28 @@ def _xla(
     window=None,
 ):
     repeats, q_BTHK, residual = _by_group(q_BTHK, residual)
-    (B, T, H, K), S = q_BTHK.shape, online.slots_of(k_shared_BSK, pages_BN)
-    q_BHTK = q_BTHK.swapaxes(1, 2)
-    full = residual is not None and residual.q_latent_BTHR is None
-    small_batch = online.is_small_batch(T * H)
-    widest = K if residual is None else max(K, H * residual.rk_BSGR.shape[-1])
-    chunk = online.default_chunk(S, small_batch, B * widest, single_sequence=B == 1)
-    if full:
-        own_BTHK = q_BTHK if residual.q_BTHK is None else residual.q_BTHK
-        rotated_SBTH = angles.logits(
-            own_BTHK, residual.up_key_GRK, residual.angles_SK, residual.rk_BSGR, lengths_B,
-            frequencies_J, pages_BN,
-        )  # fmt: skip
-
-    def residual_logits(start):
-        if full:
-            return angles.of_slots(rotated_SBTH, start, chunk)
-        rk_BcHR = online.slots(residual.rk_BSGR, pages_BN, start, chunk)
-        q_BTHR = residual.q_latent_BTHR.astype(rk_BcHR.dtype)
-        return online.dots("BTHR,BcHR->BHTc", q_BTHR, rk_BcHR, small_batch)
-
-    def logits(index, start):
-        k_BcK = online.slots(k_shared_BSK, pages_BN, start, chunk)
-        logits_BHTc = online.dots("BHTK,BcK->BHTc", q_BHTK, k_BcK, small_batch)
-        if residual is not None:
-            logits_BHTc += residual_logits(start)
-        if inverse_norm_BGS is not None:
-            norm_BHc = online.slots(inverse_norm_BGS, pages_BN, start, chunk, axis=2)
-            logits_BHTc *= norm_BHc[:, :, None]
-        return scale * logits_BHTc
-
-    def values(weights_BHTc, start, seen_Bc):
-        v_BcK = online.slots(v_shared_BSK, pages_BN, start, chunk, seen_Bc)
-        shared_BHTK = online.averages("BHTc,BcK->BHTK", weights_BHTc, v_BcK, small_batch)
-        if residual is None:
-            return (shared_BHTK,)
-        rv_BcHR = online.slots(residual.rv_BSGR, pages_BN, start, chunk, seen_Bc)
-        return shared_BHTK, online.averages("BHTc,BcHR->BHTR", weights_BHTc, rv_BcHR, small_batch)
-
-    sums, lse_BHT = online.attend(
-        logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats, window=window
-    )
-    sums = [value.swapaxes(1, 2) for value in sums]
+    T, H, K = q_BTHK.shape[1:]
+    products, rotated = [("BHTK,BcK->BHTc", q_BTHK.swapaxes(1, 2), k_shared_BSK)], []
+    widest, rv_BSGR = K, None
+    if residual is not None:
+        rk_BSGR, rv_BSGR = residual.rk_BSGR, residual.rv_BSGR
+        widest = max(K, H * rk_BSGR.shape[-1])
+        if residual.q_latent_BTHR is None:
+            own_BTHK = q_BTHK if residual.q_BTHK is None else residual.q_BTHK
+            logits_SBTH = angles.logits(
+                own_BTHK, residual.up_key_GRK, residual.angles_SK, rk_BSGR, lengths_B,
+                frequencies_J, pages_BN,
+            )  # fmt: skip
+            rotated.append(logits_SBTH)
+        else:
+            q_BTHR = residual.q_latent_BTHR.astype(rk_BSGR.dtype)
+            products.append(("BTHR,BcHR->BHTc", q_BTHR, rk_BSGR))
+    sums, lse_BTH = online.attend_factored(
+        products, rotated, v_shared_BSK, rv_BSGR, inverse_norm_BGS, lengths_B, pages_BN,
+        scale=scale, T=T, H=H, widest=widest, repeats=repeats, window=window,
+    )  # fmt: skip
     out_BTHK = sums[0] if residual is None else raise_values(*sums, residual.up_value_GRK)
-    return online.as_heads(out_BTHK, repeats), online.as_heads(lse_BHT.swapaxes(1, 2), repeats)
+    return online.as_heads(out_BTHK, repeats), online.as_heads(lse_BTH, repeats)
 
 
 def _plan(q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_BN, impl):

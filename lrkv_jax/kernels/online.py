@@ -114,7 +114,7 @@ def chunk_starts(S, chunk):
 def attend(logits_of, values_of, lengths_B, *, T, S, chunk, repeats=1, window=None):
     """Average cached values under softmax weights, over the slots that each query sees.
 
-    logits_of(index, start) returns float32 [B, X, T, c], values_of(weights_BXTc, start, seen_Bc) a
+    logits_of(start) returns float32 [B, X, T, c], values_of(weights_BXTc, start, seen_Bc) a
     tuple of float32 [B, X, T, W]; `seen_Bc` marks the slots that hold a token of the sequence;
     other slots must not reach the sums. Query t sees slots up to `lengths_B` − T + t, with `window`
     only so many, the last ones; with `repeats`, T / repeats queries of each of so many heads follow
@@ -126,7 +126,7 @@ def attend(logits_of, values_of, lengths_B, *, T, S, chunk, repeats=1, window=No
 
     def some(index, carry):
         start = jnp.asarray(starts, jnp.int32)[index]
-        logits = logits_of(index, start)
+        logits = logits_of(start)
         slots_c = start + jnp.arange(chunk)
         # A last chunk that reaches back repeats slots of the one before.
         new_c = slots_c >= index * chunk
@@ -158,6 +158,48 @@ def attend(logits_of, values_of, lengths_B, *, T, S, chunk, repeats=1, window=No
     safe = jnp.where(total > 0, total, 1.0)
     log_sum = jnp.where(total > 0, peak + jnp.log(safe), MASKED)
     return tuple(value / safe[..., None] for value in sums), log_sum
+
+
+def attend_factored(
+    products, rotated, common_BSC, own_BSHR, inverse_norm_BHS, lengths_B, pages_BN, *,
+    scale, T, H, widest, repeats, window,
+):  # fmt: skip
+    """`attend` over cached values that all heads share and, if they are there, those of each head.
+
+    A logit is `scale` times its head's inverse norm, if there is one, times the sum of its parts:
+    `dots` of each (subscripts, queries, cached keys) in `products`, and all slots' logits
+    [S, B, T, H] in `rotated`. `widest` counts the values of a slot's widest keys.
+    Returns the averages, [B, T, H, C] and perhaps [B, T, H, R], and the log-sum-exp [B, T, H].
+    """
+    B, S, small_batch = len(lengths_B), slots_of(common_BSC, pages_BN), is_small_batch(T * H)
+    chunk = default_chunk(S, small_batch, B * widest, single_sequence=B == 1)
+
+    def logits(start):
+        parts = [
+            dots(subscripts, queries, slots(cached, pages_BN, start, chunk), small_batch)
+            for subscripts, queries, cached in products
+        ]
+        for logits_SBTH in rotated:
+            some_cBTH = jax.lax.dynamic_slice_in_dim(logits_SBTH, start, chunk)
+            parts.append(some_cBTH.transpose(1, 3, 2, 0))
+        logits_BHTc = sum(parts[1:], parts[0])
+        if inverse_norm_BHS is not None:
+            norm_BHc = slots(inverse_norm_BHS, pages_BN, start, chunk, axis=2)
+            logits_BHTc *= norm_BHc[:, :, None]
+        return scale * logits_BHTc
+
+    def values(weights_BHTc, start, seen_Bc):
+        common_BcC = slots(common_BSC, pages_BN, start, chunk, seen_Bc)
+        common_BHTC = averages("BHTc,BcC->BHTC", weights_BHTc, common_BcC, small_batch)
+        if own_BSHR is None:
+            return (common_BHTC,)
+        own_BcHR = slots(own_BSHR, pages_BN, start, chunk, seen_Bc)
+        return common_BHTC, averages("BHTc,BcHR->BHTR", weights_BHTc, own_BcHR, small_batch)
+
+    sums, lse_BHT = attend(
+        logits, values, lengths_B, T=T, S=S, chunk=chunk, repeats=repeats, window=window
+    )
+    return [value.swapaxes(1, 2) for value in sums], lse_BHT.swapaxes(1, 2)
 
 
 def slots_of(array_BS, pages_BN):
@@ -213,7 +255,7 @@ def as_queries(q_BTHW, groups):
     """Query heads of a group as further queries of one head, those of a head together."""
     B, T, H, W = q_BTHW.shape
     split_BTGNW = q_BTHW.reshape(B, T, groups, H // groups, W)
-    return split_BTGNW.transpose(0, 3, 1, 2, 4).reshape(B, -1, groups, W)
+    return split_BTGNW.transpose(0, 3, 1, 2, 4).reshape(B, H // groups * T, groups, W)
 
 
 def as_heads(found, repeats):

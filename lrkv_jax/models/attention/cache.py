@@ -154,7 +154,7 @@ def attend_tiles(
         return materialize(type(cache)(**tile), first_B1 + (start + jnp.arange(chunk))[None])
 
     # As in `flash`: heads before positions, a group's queries in one axis, plain batched products.
-    def logits(index, start):
+    def logits(start):
         k_BcGW = keys_values(start)[0]
         G = k_BcGW.shape[2]
         q_BGXW = q_BTHW.swapaxes(1, 2).reshape(B, G, H // G * T, W)
