@@ -121,6 +121,11 @@ def test_bfloat16_is_summed_in_float32():
     close([out], [truth], atol=2e-2)
     for got, true in zip(grads, true_grads, strict=True):
         assert np.abs(np.asarray(got, np.float64) - true).max() < 2e-2 * np.abs(true).max()
+    # Each gradient has its array's dtype.
+    mixed = jax.eval_shape(
+        program(chunked.causal_attention), case[0], *map(jnp.float32, case[1:]), None
+    )
+    assert [x.dtype for x in mixed[1:]] == [jnp.bfloat16, jnp.float32, jnp.float32]
 
 
 @pytest.mark.slow

@@ -110,8 +110,11 @@ def _backward(scale, chunk, window, saved, grad_BTHK):
         tile, start, _pairs(len(q_nBGXW), chunk, window)
     )
     dq_BTHW = _joined(dq_nBGXW.reshape(-1, *rows, q_BTHW.shape[-1]), T)
-    dk_BTGW, dv_BTGK = (_joined(x.mT[:, :, :, None], T) for x in (dk_nBGWc, dv_nBGKc))
-    return dq_BTHW.astype(dtype), dk_BTGW.astype(dtype), dv_BTGK.astype(dtype), None
+    dk_BTGW, dv_BTGK = (
+        _joined(stack.mT[:, :, :, None], T).astype(x.dtype)
+        for stack, x in ((dk_nBGWc, k_BTGW), (dv_nBGKc, v_BTGK))
+    )
+    return dq_BTHW.astype(dtype), dk_BTGW, dv_BTGK, None
 
 
 _attend.defvjp(_forward, _backward)
