@@ -16,8 +16,9 @@ import numpy as np
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.kernels.int8 import Int8Rows
+from lrkv_jax.kernels.online import padded
 from lrkv_jax.models.attention import abstract_layer
-from lrkv_jax.models.attention.cache import Cache, padded, slot_axes
+from lrkv_jax.models.attention.cache import Cache, slot_axes
 from lrkv_jax.models.weights import spec_of, variables
 
 
@@ -103,7 +104,7 @@ def make_problem(
             if axes[name] == len(leaf.shape) - 1:  # a scalar per token: an inverse norm
                 return 0.7 + 0.1 * _noise(next(keys), leaf.shape, leaf.dtype)
             rows = _noise(next(keys), (*leaf.shape[:-1], width), leaf.dtype)
-            rows = padded(rows, leaf.shape[-1])
+            rows = padded(rows, rows.ndim - 1, leaf.shape[-1])
             return Int8Rows.of(rows, leaf.dtype) if isinstance(leaf, Int8Rows) else rows
 
         cache = type(shapes)(**{name: stored(name) for name in axes})

@@ -48,7 +48,7 @@ from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.models.attention.on_mesh import on_mesh, summed_over_heads
 from lrkv_jax.models.layers import biased, gained, on_tensor, resolve_dtype, rms_norm
 from lrkv_jax.models.rope import frequencies, logit_factor, rope_angles, rotate
-from lrkv_jax.models.weights import by_rows, product, vector, weight
+from lrkv_jax.models.weights import by_rows, vector, weight
 
 # Queries as a variant projects them: an array, or a tuple of arrays, [B, T, H, ...].
 Query = Any
@@ -129,7 +129,7 @@ class Attention(nnx.Module):
         return query
 
     def slot_angles(self, slots: int) -> Any:
-        """The angles of slots' positions for `attend_cached`, made once for all layers; or None."""
+        """The angles of slots' positions for `attend_cached`, or None."""
         return None
 
     def cache_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
@@ -241,12 +241,6 @@ class Attention(nnx.Module):
     def normed(self, x: Float[Array, "... K"]) -> Float[Array, "... K"]:
         """QK-norm, RMSNorm over the last axis, if the model has it; its gain is not in it."""
         return rms_norm(x, self.config.norm_eps) if self.config.qk_norm else x
-
-    def projected(
-        self, x_BTD: Float[Array, "B T D"], name: str, bias: nnx.Param | None
-    ) -> Float[Array, "B T H K"]:
-        """x W + b for the weight [D, H, K] of queries, keys or values that has this name."""
-        return biased(product(x_BTD, self, name), bias)
 
     def norm_and_rope(
         self,

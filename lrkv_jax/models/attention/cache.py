@@ -62,7 +62,7 @@ def write(
         if axis == old.ndim - 1:
             # Indices split by a slice move to the front: the update is [B, T, H].
             return old.at[rows_B1, :, positions_BT].set(new.swapaxes(1, 2))
-        new = padded(new, old.shape[-1])
+        new = online.padded(new, new.ndim - 1, old.shape[-1])
         if isinstance(old, Int8Rows):
             new = Int8Rows.of(new, old.dtype)
         return jax.tree.map(lambda old, new: old.at[rows_B1, positions_BT].set(new), old, new)
@@ -85,11 +85,6 @@ def in_int8(shapes: Cache) -> Cache:
         if name in shapes.INT8 and array is not None
     }
     return replace(shapes, **kept)
-
-
-def padded(rows: Float[Array, "*B R"], width: int) -> Float[Array, "*B W"]:
-    """Rows padded with the zeros that the cache keeps."""
-    return jnp.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, width - rows.shape[-1])])
 
 
 def with_one(rows: Float[Array, "*B R"]) -> Float[Array, "*B Q"]:

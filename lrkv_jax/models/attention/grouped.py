@@ -18,7 +18,8 @@ from lrkv_jax.kernels.grouped_decode import grouped_decode
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.cache import lengths_of
 from lrkv_jax.models.attention.head_weights import HeadWeights, by_head, in_float64
-from lrkv_jax.models.weights import weight
+from lrkv_jax.models.layers import biased
+from lrkv_jax.models.weights import product, weight
 
 
 @jax.tree_util.register_dataclass
@@ -50,12 +51,12 @@ class GroupedAttention(Attention):
         self.value = weight("embed -> kv_heads head_width", (D, self.groups, K))
 
     def queries(self, x_BTD, positions_BT):
-        q_BTHK = self.projected(x_BTD, "query", self.query_bias)
+        q_BTHK = biased(product(x_BTD, self, "query"), self.query_bias)
         return self.norm_and_rope(q_BTHK, positions_BT, self.query_gain)
 
     def new_kv(self, x_BTD, positions_BT):
-        k_BTGK = self.projected(x_BTD, "key", self.key_bias)
-        v_BTGK = self.projected(x_BTD, "value", None)
+        k_BTGK = biased(product(x_BTD, self, "key"), self.key_bias)
+        v_BTGK = product(x_BTD, self, "value")
         return GroupedCache(self.norm_and_rope(k_BTGK, positions_BT, self.key_gain), v_BTGK)
 
     def attend_cached(self, query, cache, positions_BT, angles, pages_BN=None, first_B1=0):

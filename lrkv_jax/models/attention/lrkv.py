@@ -76,7 +76,8 @@ class LowRankAttention(Attention):
     def __init__(self, config: ModelConfig):
         super().__init__(config)
         D, H, K = config.width, config.heads, config.head_width
-        (R_k, R_v), self.rope = config.attention.ranks, config.attention.rope
+        self.rope, self.rank = config.attention.rope, config.attention.rank
+        R_k, R_v = config.attention.ranks
         self.query = weight("embed -> heads head_width", (D, H, K))
         self.key = weight("embed -> head_width", (D, K))
         self.value = weight("embed -> head_width", (D, K))
@@ -92,14 +93,9 @@ class LowRankAttention(Attention):
             self.value_down = weight(down, (G, D, R_v), std=std)
             self.value_up = weight(up, (G, R_v, K), std=0.1 * R_v**-0.5)
 
-    @property
-    def rank(self) -> int:
-        """R; at 0 this layer is MQA."""
-        return self.config.attention.rank
-
     def queries(self, x_BTD, positions_BT):
         """The rotated query; in modes `shared` and `latent` also the unrotated one."""
-        q_BTHK = self.projected(x_BTD, "query", self.query_bias)
+        q_BTHK = biased(product(x_BTD, self, "query"), self.query_bias)
         if self._norms_keys:
             q_BTHK = gained(self.normed(q_BTHK), self.query_gain)
         rotated_BTHK = self.rotated(q_BTHK, positions_BT)

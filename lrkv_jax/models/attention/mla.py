@@ -37,7 +37,7 @@ from lrkv_jax.kernels.latent_decode import Private, Rotation, latent_decode
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.cache import lengths_of, with_one
 from lrkv_jax.models.attention.head_weights import HeadWeights, by_head, in_float64
-from lrkv_jax.models.layers import gained, inverse_rms, rms_norm
+from lrkv_jax.models.layers import biased, gained, inverse_rms, rms_norm
 from lrkv_jax.models.weights import product, weight
 
 
@@ -97,7 +97,7 @@ class LatentAttention(Attention):
 
         In `decoupled` a pair: the part without positions, and the part with them, [B, T, H, P].
         """
-        q_BTHK = self.projected(x_BTD, "query", self.query_bias)
+        q_BTHK = biased(product(x_BTD, self, "query"), self.query_bias)
         if self.rope == "full":
             return self.norm_and_rope(q_BTHK, positions_BT, self.query_gain)
         if self.query_rope is None:
