@@ -112,7 +112,7 @@ def test_parameters_are_the_audits(scale, variant, overrides, printed):
 
 
 def test_cache_bytes_with_float32_norms_are_the_audits():
-    """And the shares of values with MLA's rope key."""
+    """And the shares of values with MLA's rope key, and the widths that DeepSeek has."""
     for variant, of, printed in (
         ("mla", accounting.cache_fraction, (12.5, 10.4, 9.72, 13.3)),
         ("lrkv", accounting.cache_bytes_fraction, (53.4, 49.0, 49.3, 46.1)),
@@ -120,6 +120,8 @@ def test_cache_bytes_with_float32_norms_are_the_audits():
         for scale, percent in zip(("128m", "1.2b", "2.5b", "6.3b"), printed, strict=True):
             share = 100 * of(config_of(scale, variant).model)
             assert share == pytest.approx(percent, abs=0.05), scale
+    deepseeks = small(LRKV(rank=16, **JOINT), heads=14, head_width=64)
+    assert accounting.cache_values_per_token(deepseeks) == deepseeks.layers * (512 + 64)
 
 
 FLOPS = {

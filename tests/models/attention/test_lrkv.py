@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import oracle
 from support.jaxprs import sizes
-from support.variants import JOINT, error, random_model, random_params, random_tokens, small
+from support.variants import error, random_model, random_params, random_tokens, small
 
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA, abstract_layer
@@ -117,15 +116,3 @@ def test_unrotated_it_decodes_by_the_papers_equations_as_they_are_printed():
         a_S = np.exp(logits_S / np.sqrt(K)) / np.exp(logits_S / np.sqrt(K)).sum()
         printed_K = a_S @ cached["v_shared_BSK"] + (a_S @ rv_SR) @ up_value_HRK[h]
         assert error(out_HK[h], printed_K) < 1e-6
-
-
-def test_with_the_joint_norm_it_is_deepseeks_attention_of_512_and_64():
-    """Float32 against the absorbed equations in float64, of one latent with sparse factors."""
-    config = small(LRKV(rank=16, **JOINT), layers=1, heads=14, head_width=64)
-    assert config.attention.cache_values(config) == 512 + 64
-    layer = random_model(config).blocks[0].attention
-    weights = {key: value[...] for key, value in vars(layer).items() if hasattr(value, "shape")}
-    x_BTD = np.float32(np.random.default_rng(1).standard_normal((1, 50, config.width)))
-    truth_THK = oracle.attention(config, weights, x_BTD[0], np.arange(50))
-    out_BTHK = jax.jit(lambda layer, x: layer.heads(x, np.arange(50)[None]))(layer, x_BTD)
-    assert error(out_BTHK[0], truth_THK) < 1e-6
