@@ -15,7 +15,7 @@ import pytest
 from support import reference, targets
 
 from lrkv_jax.config import load_config
-from lrkv_jax.kernels import dispatch, flash, online
+from lrkv_jax.kernels import flash, online
 from lrkv_jax.kernels.gpu import kernel_check
 from lrkv_jax.kernels.gpu import plan as plans
 
@@ -29,23 +29,12 @@ CASES = [
 GRADIENT_TOLERANCE = 2e-2
 
 
-class Asked(Exception):
-    """The call that would be checked before a kernel's first use."""
+def call_of(*case):
+    """The check's call of a case of `targets`, at the layers' scale.
 
-
-def call_of(monkeypatch, *case):
-    """The check's call of a case of `targets`, with its plan for a GPU."""
-
-    def failure_reason(found):
-        raise Asked(found)
-
-    monkeypatch.setattr(dispatch, "_missing_gpu", lambda: None)
-    monkeypatch.setattr(kernel_check, "failure_reason", failure_reason)
-    function, arguments = targets.case(*case[:3], jax.ShapeDtypeStruct, *case[3:])
-    with pytest.raises(Asked) as asked:
-        jax.eval_shape(function, *arguments)
-    found = asked.value.args[0]
-    # The layers' own scale: logits of rounded arrays of unit variance would differ by much.
+    At the check's own, logits of rounded arrays of unit variance would differ by much.
+    """
+    found = targets.call_of(*case)
     return replace(found, scale=sum(found.plan.key_widths) ** -0.5)
 
 
@@ -75,9 +64,9 @@ def on_gpu():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
-def test_a_compiled_decode_kernel_meets_the_float32_oracle(case, monkeypatch):
+def test_a_compiled_decode_kernel_meets_the_float32_oracle(case):
     on_gpu()
-    assert difference(call_of(monkeypatch, *case), interpret=False) < kernel_check.TOLERANCE
+    assert difference(call_of(*case), interpret=False) < kernel_check.TOLERANCE
 
 
 @pytest.mark.slow
@@ -86,7 +75,7 @@ def test_a_compiled_decode_kernel_meets_the_float32_oracle(case, monkeypatch):
 )
 def test_the_same_check_runs_interpreted_on_a_cpu(variant, how, monkeypatch):
     monkeypatch.setattr(plans, "MULTIPROCESSORS", 1)
-    found = call_of(monkeypatch, "quickstart", variant, 1, how)
+    found = call_of("quickstart", variant, 1, how)
     assert difference(found, interpret=True) < kernel_check.TOLERANCE
 
 

@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -84,24 +85,30 @@ def lower(scale, variant, T):
     return lowered.as_text()
 
 
-class _Planned(Exception):
-    """Ends a trace when its plan is known."""
+class _Asked(Exception):
+    """Ends a trace at the call that would be checked before a kernel's first use."""
+
+
+def call_of(scale, variant, T, how):
+    """The check's call of a `case`, with its plan for a GPU."""
+
+    def failure_reason(call):
+        raise _Asked(call)
+
+    function, arguments = case(scale, variant, T, jax.ShapeDtypeStruct, how)
+    gpu = mock.patch.object(dispatch, "_missing_gpu", lambda: None)
+    with gpu, mock.patch.object(kernel_check, "failure_reason", failure_reason):
+        try:
+            jax.eval_shape(function, *arguments)
+        except _Asked as asked:
+            return asked.args[0]
 
 
 def kernels(how):
     """{a case's name: (its plan, the names of all cases of `how` with the same machine code)}."""
-
-    def planned(call):
-        raise _Planned(call.plan)
-
-    dispatch._missing_gpu, kernel_check.failure_reason = lambda: None, planned
     found = {}
     for scale, variant, T in itertools.product(SCALES, VARIANTS, (1, 8)):
-        function, arguments = case(scale, variant, T, jax.ShapeDtypeStruct, how)
-        try:
-            jax.eval_shape(function, *arguments)
-        except _Planned as end:
-            (plan,) = end.args
+        plan = call_of(scale, variant, T, how).plan
         name = f"{scale}/{variant}/{T}/{how}"
         found.setdefault(code(plan), (name, plan, []))[2].append(name)
     return {name: (plan, names) for name, plan, names in found.values()}
