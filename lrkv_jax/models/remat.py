@@ -14,7 +14,7 @@ In every policy weights are gathered again (`lrkv_jax.distributed.manual_shardin
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 from jax import checkpoint_policies as policies
@@ -43,18 +43,13 @@ def rematerialized(f: Callable, remat: Remat, *, unrolled: bool) -> Callable:
             offload_dst="pinned_host",
         ),
     }[remat]
-    policy = _with_cudnn(policy)
-    # A scan's loops separate forward from backward; unrolled, the compiler would find the first
-    # computation again and keep it.
-    return jax.checkpoint(f, policy=policy, prevent_cse=unrolled)
 
-
-def _with_cudnn(policy: Callable) -> Callable:
-    """`policy`, for which cuDNN's attention is what is named `attended` elsewhere."""
-
-    def with_cudnn(primitive, *avals, **params):
+    def with_cudnn(primitive: Any, *avals: Any, **params: Any) -> Any:
+        """`policy`, for which cuDNN's attention is what is named `attended` elsewhere."""
         if primitive.name == CUDNN_FORWARD:
             return policy(name_p, *avals, name="attended")
         return policy(primitive, *avals, **params)
 
-    return with_cudnn
+    # A scan's loops separate forward from backward; unrolled, the compiler would find the first
+    # computation again and keep it.
+    return jax.checkpoint(f, policy=with_cudnn, prevent_cse=unrolled)

@@ -132,8 +132,13 @@ class LatentAttention(Attention):
             if self.rank:
                 up_key_GRK = gained(self.private_key[...], self.key_gain)
         else:
+            # Queries move into the latents: q W^K_hᵀ, and q B^K_hᵀ.
             q_BTHK, q_BTHP = query
-            query, q_BTHR = self._lowered(q_BTHK)
+            up_key_CHK = self.up_key[...].astype(q_BTHK.dtype)
+            query = jnp.einsum("BTHK,CHK->BTHC", q_BTHK, up_key_CHK)
+            if self.rank:
+                up_HRK = self.private_key[...].astype(q_BTHK.dtype)
+                q_BTHR = jnp.einsum("BTHK,HRK->BTHR", q_BTHK, up_HRK)
         if self.rank:
             private = Private(cache.private_BSGR, q_BTHR, up_key_GRK)
         mean_BTHX, lse_BTH = latent_decode(
@@ -206,14 +211,6 @@ class LatentAttention(Attention):
             by_head(self.query), key_HDK, value_HDK, in_float64(self.output), **positions,
             gain_K=self.logit_gain(),
         )  # fmt: skip
-
-    def _lowered(self, q_BTHK):
-        """The query in the latents' coordinates: q W^K_hᵀ, and q B^K_hᵀ or None."""
-        q_BTHC = jnp.einsum("BTHK,CHK->BTHC", q_BTHK, self.up_key[...].astype(q_BTHK.dtype))
-        if not self.rank:
-            return q_BTHC, None
-        up_HRK = self.private_key[...].astype(q_BTHK.dtype)
-        return q_BTHC, jnp.einsum("BTHK,HRK->BTHR", q_BTHK, up_HRK)
 
     def _latent_normed(self, latent):
         """A latent over its root mean square, unless the entry leaves latents as they are."""
