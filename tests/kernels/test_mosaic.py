@@ -152,9 +152,10 @@ def test_a_shape_the_kernel_cannot_take_is_refused_if_forced(message):
 
 
 def test_a_gpu_would_not_take_a_float32_cache():
-    shape = {"T": 1, "slots": 64, "paged": False, "widths": {}}
-    assert "float32 cache" in plans.unsupported_reason("float32", **shape, interpret=False)
-    assert plans.unsupported_reason("bfloat16", **shape, interpret=False) is None
+    shape = {"T": 1, "slots": 64, "paged": False, "H": 1, "G": 1, "key_widths": (64,)}
+    found = [plans.find(d, {}, "auto", **shape, value_width=64) for d in ("float32", "bfloat16")]
+    assert found[0] == (None, "a float32 cache: the kernel takes bfloat16 or float16")
+    assert found[1][0] and found[1][1] is None
 
 
 @pytest.fixture

@@ -98,11 +98,18 @@ def find(dtype, widths, impl, *, T, slots, paged, H, G, **shape):
     `slots` is the length of the cache arrays' second axis, which with page tables is a page's.
     """
     interpret = impl == "interpret"
-    reason = unsupported_reason(
-        dtype, T=T, slots=slots, paged=paged, widths=widths, interpret=interpret
-    )
-    if reason:
-        return None, reason
+    if str(dtype) not in ("bfloat16", "float16") and not (interpret and str(dtype) == "float32"):
+        return None, f"a {dtype} cache: the kernel takes bfloat16 or float16"
+    if not 1 <= T <= MOST_QUERIES:
+        return None, f"{T} queries a sequence: the kernel takes 1 to {MOST_QUERIES}"
+    if paged and slots != TILE:
+        return None, f"pages of {slots} slots: the kernel takes {TILE}"
+    if slots % 8:
+        return None, f"a cache of {slots} slots: the kernel takes a multiple of 8"
+    for name, width in widths.items():
+        # The copy engine takes rows of 16-byte multiples, in boxes of 64 values or one smaller.
+        if width % 8 or (width > WIDTH and width % WIDTH):
+            return None, f"{name} = {width}: the kernel takes a multiple of 8 up to 64, or of 64"
     # The interpreter runs one CTA after the other, idle ones too.
     multiprocessors = 4 if interpret else MULTIPROCESSORS
     plan = make_plan(H=H, G=G, T=T, multiprocessors=multiprocessors, **shape)
@@ -156,20 +163,3 @@ def with_rings(plan):
     if ring < least or head_ring < plan.rank_blocks + 1:
         return None
     return replace(plan, ring=ring, head_ring=head_ring, ctas=ctas)
-
-
-def unsupported_reason(dtype, *, T, slots, paged, widths, interpret):
-    """The reason why the kernel cannot take these shapes, or None if it can."""
-    if str(dtype) not in ("bfloat16", "float16") and not (interpret and str(dtype) == "float32"):
-        return f"a {dtype} cache: the kernel takes bfloat16 or float16"
-    if not 1 <= T <= MOST_QUERIES:
-        return f"{T} queries a sequence: the kernel takes 1 to {MOST_QUERIES}"
-    if paged and slots != TILE:
-        return f"pages of {slots} slots: the kernel takes {TILE}"
-    if slots % 8:
-        return f"a cache of {slots} slots: the kernel takes a multiple of 8"
-    for name, width in widths.items():
-        # The copy engine takes rows of 16-byte multiples, in boxes of 64 values or one smaller.
-        if width % 8 or (width > WIDTH and width % WIDTH):
-            return f"{name} = {width}: the kernel takes a multiple of 8 up to 64, or of 64"
-    return None
