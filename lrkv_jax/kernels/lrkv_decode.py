@@ -49,16 +49,6 @@ class Residual(NamedTuple):
     angles_SK: Float[Array, "S K"] | None = None
     q_BTHK: Float[Array, "B T H K"] | None = None
 
-    def padded(self) -> "Residual":
-        """A copy whose factors are padded to the cache's width."""
-        R_k, R_v = self.rk_BSGR.shape[-1], self.rv_BSGR.shape[-1]
-
-        return self._replace(
-            up_value_GRK=online.padded(self.up_value_GRK, 1, R_v),
-            q_latent_BTHR=online.padded(self.q_latent_BTHR, 3, R_k),
-            up_key_GRK=online.padded(self.up_key_GRK, 1, R_k),
-        )
-
 
 RESIDUAL_AXES = Residual._make(["BSGR", "BSGR", "GRK", "BTHR", "GRK", "SK", "BTHK"])
 
@@ -86,7 +76,13 @@ def lrkv_decode(
     inverse norms is [P, H, 64]. LRKV is arXiv 2601.11471's; the factored decode of rotated keys is
     ours.
     """
-    residual = residual and residual.padded()
+    if residual is not None:
+        R_k, R_v = residual.rk_BSGR.shape[-1], residual.rv_BSGR.shape[-1]
+        residual = residual._replace(
+            up_value_GRK=online.padded(residual.up_value_GRK, 1, R_v),
+            q_latent_BTHR=online.padded(residual.q_latent_BTHR, 3, R_k),
+            up_key_GRK=online.padded(residual.up_key_GRK, 1, R_k),
+        )
     arrays = (q_BTHK, k_shared_BSK, v_shared_BSK, residual, inverse_norm_BGS, pages_BN)
     axes = ("BTHK", "BSK", "BSK", residual and RESIDUAL_AXES, "BGS", "BN")
     return dispatch.run(
