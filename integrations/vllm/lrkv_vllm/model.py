@@ -94,6 +94,10 @@ class LrkvForCausalLM(nn.Module):
             loaded.add(name)
         if missing := own.keys() - loaded:
             raise ValueError(f"the weights have no {min(missing)}: export the run again")
+        return loaded
+
+    def process_weights_after_loading(self):
+        """vLLM's hook behind every loader, that of drawn weights included."""
         layers = [block.attention for block in self.blocks]
         for layer in layers:
             layer.prepare()
@@ -103,4 +107,3 @@ class LrkvForCausalLM(nn.Module):
             kernel = checked(layers[0])
             for layer in layers:
                 layer.kernel = kernel and partial(kernel, layer)
-        return loaded

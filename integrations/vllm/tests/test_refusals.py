@@ -1,13 +1,17 @@
 """What does not fit is refused in one line, before anything is allocated."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 import vllm
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
 from lrkv_vllm import decode_kernel, register
+from lrkv_vllm.config import LrkvConfig
+from lrkv_vllm.model import LrkvForCausalLM
 from lrkv_vllm.weights import load, weight
 from test_attention import layer_of
 
@@ -68,3 +72,19 @@ def test_the_kernel_is_taken_only_if_it_agrees_with_pytorch(monkeypatch, caplog)
     assert not caplog.records
     monkeypatch.setattr(decode_kernel, "decode", lambda *args: 1.01 * layer.attend(*args[1:]))
     assert decode_kernel.checked(layer) is None
+
+
+def test_weights_that_no_file_has_are_prepared_as_well(monkeypatch):
+    """Of `--load-format dummy`: vLLM draws them, and calls no `load_weights`."""
+    layer_of("full", monkeypatch)  # one worker
+    config = LrkvConfig(**CONFIG | {"num_hidden_layers": 2})
+    model_config = SimpleNamespace(
+        hf_config=config, dtype=torch.float32, max_model_len=256, quantization=None,
+        word_embeddings_untied_by_checkpoint=False,
+    )  # fmt: skip
+    forwards = SimpleNamespace(static_forward_context={})
+    vllm_config = SimpleNamespace(model_config=model_config, compilation_config=forwards)
+    model = LrkvForCausalLM(vllm_config=vllm_config)
+    process_weights_after_loading(model, model_config, torch.device("cpu"))
+    for block in model.blocks:
+        assert block.attention.input.shape == (64, 4 * 16 + 2 * (16 + 4 * 8))
