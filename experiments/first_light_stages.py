@@ -6,7 +6,6 @@ stage's time may end. SIGALRM ends the process where an item takes too long: no 
 back, and a kernel that hangs on a GPU cannot be interrupted otherwise.
 """
 
-import contextlib
 import hashlib
 import importlib.util
 import json
@@ -161,15 +160,13 @@ def decoding(folder: Path, *, dry: bool) -> Iterator[Item]:
         settings = {**shape, "samples": 15, **more}  # each of up to 128 calls
         model = "MLRA's model" if "overrides" in more else scale
         ragged = "ragged, " if more.get("ragged") else ""
-        name = f"{model}, batch {batch}, {ragged}{length} tokens{without}"
+        name = f"{model}, batch {batch}, {ragged}{length} tokens"
         return Item(name, 110, partial(decode, name, settings))
 
     # After a shape at which something hung, our kernel is not among what is measured.
-    three, without, before = {"variants": THREE, "implementations": OURS_AND_PEERS}, "", ""
-    with contextlib.suppress(OSError):
-        before = (folder / "decoding.json").read_text()
-    if HUNG in before:
-        three["implementations"], without = ("xla", "jax", "cudnn"), ", without mosaic"
+    three, kept = {"variants": THREE, "implementations": OURS_AND_PEERS}, folder / "decoding.json"
+    if kept.exists() and HUNG in kept.read_text():
+        three["implementations"] = ("xla", "jax", "cudnn")
     if dry:
         three["implementations"] = ("xla", "jax")
         yield at_shape("quickstart", 2, 64, samples=3, **three)

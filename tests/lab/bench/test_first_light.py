@@ -54,6 +54,18 @@ def test_what_hangs_crashes_or_raises_is_a_row_and_the_next_item_runs(light, tmp
     assert (tmp_path / "log").read_text() == "12345"
 
 
+def test_decoding_goes_on_without_our_kernel_behind_a_shape_that_hung(tmp_path, monkeypatch):
+    """Shapes keep their names, so that none that is there is measured again."""
+    monkeypatch.syspath_prepend(SCRIPT.parent)
+    stages = importlib.import_module("first_light_stages")
+    before = list(stages.decoding(tmp_path, dry=False))
+    (tmp_path / "decoding.json").write_text(f"{stages.HUNG} within 110 s")
+    after = list(stages.decoding(tmp_path, dry=False))
+    assert [item.name for item in after] == [item.name for item in before]
+    ours = ["mosaic" in item.measure.args[1]["implementations"] for item in (before[0], after[0])]
+    assert ours == [True, False]
+
+
 def test_rows_of_another_device_or_of_a_dry_run_are_not_mixed(light, tmp_path, monkeypatch):
     assert light.measure("1") == []
     before = (tmp_path / "decoding.json").read_text()
