@@ -12,6 +12,8 @@ B requests  T tokens  S slots  D model width  H heads  G groups of them  E = H /
 R rank  C latent width, 0 for LRKV  J = K / 2 frequency pairs. Heads and groups are this worker's.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import nn
 from vllm.distributed import tensor_model_parallel_all_reduce
@@ -32,7 +34,8 @@ def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
     return (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def angles(frequencies: list[float], length: int) -> torch.Tensor:
+@lru_cache(2)  # all layers have one table for keys and one for latents
+def angles(frequencies: tuple[float, ...], length: int) -> torch.Tensor:
     """[cos, sin] of each position's angles, [length, 2J], rounded to float32 once."""
     turns = torch.outer(torch.arange(length).double(), torch.tensor(frequencies).double())
     return torch.cat([turns.cos(), turns.sin()], -1).float()
@@ -90,9 +93,10 @@ class FactoredAttention(nn.Module, AttentionLayerBase):
         self.row = Row.of(parts, dtype)
         # MLA's latents are of keys and of values.
         self.row.parts.setdefault("value_latents", self.row.parts["latents"])
-        self.register_buffer("turns", angles(config.key_frequencies, length), False)
+        self.register_buffer("turns", angles(tuple(config.key_frequencies), length), False)
         if config.rope_mode == "latent":
-            self.register_buffer("latent_turns", angles(config.latent_frequencies, length), False)
+            latent_turns = angles(tuple(config.latent_frequencies), length)
+            self.register_buffer("latent_turns", latent_turns, False)
         self.kernel = None  # of decoding, where there is one
         vllm_config.compilation_config.static_forward_context[prefix] = self
 

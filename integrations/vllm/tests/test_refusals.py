@@ -86,5 +86,6 @@ def test_weights_that_no_file_has_are_prepared_as_well(monkeypatch):
     vllm_config = SimpleNamespace(model_config=model_config, compilation_config=forwards)
     model = LrkvForCausalLM(vllm_config=vllm_config)
     process_weights_after_loading(model, model_config, torch.device("cpu"))
-    for block in model.blocks:
-        assert block.attention.input.shape == (64, 4 * 16 + 2 * (16 + 4 * 8))
+    first, second = (block.attention for block in model.blocks)
+    assert first.input.shape == second.input.shape == (64, 4 * 16 + 2 * (16 + 4 * 8))
+    assert first.turns is second.turns  # a table of 64 MiB at 131,072 positions
