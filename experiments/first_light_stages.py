@@ -195,7 +195,7 @@ def decode(name: str, settings: dict[str, Any]) -> Found:
     chosen = bench.DecodeBenchmark(**settings)
     (mha,) = report.variants_of(*chosen.scales, ("mha",), overrides=chosen.overrides).values()
     model = mha.model
-    shape = [*chosen.batches, model.heads, model.heads, model.head_width, *chosen.lengths]
+    shape = [*chosen.batches, model.heads, model.head_width, *chosen.lengths]
     peers = None if chosen.ragged else _torch(shape, chosen.samples)
     found = report.as_json(bench.run(chosen, progress))
     rows = found["rows"]
