@@ -3,9 +3,9 @@
     python bench_kernel.py --out FILE.json
 
 Compares decoding of random pages at every kind of row that the tests have, in float32 and
-bfloat16. Then times it at some models' shapes, with several settings, beside this package's PyTorch
-path, a copy, and MHA's decode attention in PyTorch at the same batch and length. vLLM need not be
-there: names of it stand in for it.
+bfloat16. Then times it at some models' shapes, beside this package's PyTorch path, a copy, and
+MHA's decode attention in PyTorch at the same batch and length. vLLM need not be there: names of it
+stand in for it.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import json
 import logging
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 HERE = Path(__file__).parent
 WIDTH = 256  # of the hidden states that pages are made of
@@ -36,11 +36,6 @@ SHAPES = {
         head_dim=64, rank_latent=224, rank_private=8, latent_norm=True,
     ),
 }  # fmt: skip
-# (slots of a tile, programs for a multiprocessor, warps, stages)
-SETTINGS = (
-    (32, 4, 4, 3), (64, 4, 4, 3), (64, 4, 8, 3), (32, 8, 4, 2), (64, 8, 4, 2), (128, 4, 8, 2),
-    (16, 8, 4, 3), (64, 16, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2),
-)  # fmt: skip
 PARTS = ("input", "key_factor", "value_factor", "gained_factor")
 
 
@@ -79,23 +74,11 @@ import triton  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 from triton.testing import do_bench, do_bench_cudagraph  # noqa: E402
 
-from lrkv_vllm import attention, decode_kernel  # noqa: E402
+from lrkv_vllm import decode_kernel  # noqa: E402
 from lrkv_vllm.cache import Batch  # noqa: E402
-from lrkv_vllm.config import LrkvConfig  # noqa: E402
 from test_attention import CASES, D, frequencies, layer_of  # noqa: E402
 
 PEERS = (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
-_decode = decode_kernel._decode
-
-
-class Launched:
-    """The kernel, launched with other numbers of warps and stages."""
-
-    def __init__(self, warps, stages):
-        self.options = {"num_warps": warps, "num_stages": stages}
-
-    def __getitem__(self, grid):
-        return lambda *arguments, **more: _decode[grid](*arguments, **(more | self.options))
 
 
 def moved(layer, device):
@@ -105,9 +88,9 @@ def moved(layer, device):
     return layer
 
 
-def compared(case, dtype, device):
+def compared(settings, dtype, device):
     """The kernel's error and PyTorch's, there, in ulp of the result of PyTorch on the CPU."""
-    layer = layer_of(case, pytest.MonkeyPatch(), dtype)
+    layer = layer_of(settings, pytest.MonkeyPatch(), dtype)
     x = torch.randn(256, D, generator=torch.Generator().manual_seed(3)).to(dtype)
     queries, rows = layer.queries_and_rows(x, torch.arange(256) % 128)
     pool, table = (
@@ -131,24 +114,12 @@ def compared(case, dtype, device):
 
 
 def layer_at(shape, dtype, length, device):
-    heads = shape["num_attention_heads"]
-    settings = dict(
-        hidden_size=WIDTH, num_key_value_heads=heads, qk_norm=True, qk_gain=False, qkv_bias=False,
-        rms_norm_eps=1e-6, key_frequencies=frequencies(shape["head_dim"]),
-        logit_scale=shape["head_dim"] ** -0.5,
-    ) | shape  # fmt: skip
-    config = LrkvConfig(**settings)
-    config.latent_frequencies = frequencies(shape.get("rank_key", 0))
-    vllm_config = SimpleNamespace(
-        model_config=SimpleNamespace(dtype=dtype, max_model_len=length),
-        compilation_config=SimpleNamespace(static_forward_context={}),
-    )
-    layer, draw = attention.FactoredAttention(config, vllm_config, "layer"), torch.Generator()
-    for _, parameter in sorted(layer.named_parameters()):
-        drawn = torch.randn(parameter.shape, generator=draw)
-        parameter.data = (parameter.shape[0] ** -0.5 * drawn).to(dtype)
-    layer.prepare()
-    return moved(layer, device)
+    heads, K = shape["num_attention_heads"], shape["head_dim"]
+    more = dict(
+        hidden_size=WIDTH, num_key_value_heads=heads, key_frequencies=frequencies(K),
+        logit_scale=K**-0.5,
+    )  # fmt: skip
+    return moved(layer_of(more | shape, pytest.MonkeyPatch(), dtype, length), device)
 
 
 def problem(layer, batch, length, dtype, device):
@@ -186,7 +157,7 @@ def peers(shape, batch, length):
 
 
 def timed(name, shape, batch, length, device):
-    """A row for each setting at a shape; on a CPU, without times."""
+    """The row of a shape; on a CPU, without times."""
     on_gpu = device == "cuda"
     dtype = torch.bfloat16 if on_gpu else torch.float32
     layer = layer_at(shape, dtype, length, device)
@@ -198,23 +169,16 @@ def timed(name, shape, batch, length, device):
         row["mha_us"], row["copy_bytes_per_second"] = peers(shape, batch, length)
         ms = do_bench(lambda: layer.attend(*arguments), return_mode="median")
         row["pytorch_us"] = ms * 1e3
-    rows = []
-    for tile, programs, warps, stages in SETTINGS if on_gpu else SETTINGS[:1]:
-        decode_kernel.TILE = decode_kernel.MLA_TILE = tile
-        decode_kernel.PROGRAMS = programs
-        decode_kernel._decode = Launched(warps, stages) if on_gpu else _decode
-        setting = {"tile": tile, "programs": programs, "warps": warps, "stages": stages}
 
-        def ours():
-            return decode_kernel.decode(layer, *arguments)
+    def ours():
+        return decode_kernel.decode(layer, *arguments)
 
-        try:
-            error = ((ours() - right).abs().max() / right.abs().max()).item()
-            us = do_bench_cudagraph(ours, return_mode="median") * 1e3 if on_gpu else None
-            rows.append({**setting, "error": error, "us": us})
-        except Exception as failure:  # too much shared memory, say
-            rows.append({**setting, "failed": str(failure).splitlines()[0][:200]})
-    return {**row, "settings": rows}
+    try:
+        row["error"] = ((ours() - right).abs().max() / right.abs().max()).item()
+        row["us"] = do_bench_cudagraph(ours, return_mode="median") * 1e3 if on_gpu else None
+    except Exception as failure:  # too much shared memory, say
+        row["failed"] = str(failure).splitlines()[0][:200]
+    return row
 
 
 def main():
@@ -237,9 +201,10 @@ def main():
         print(json.dumps(row), flush=True)
         given.out.write_text(json.dumps(found, indent=1))
 
-    for case in CASES:
+    for case, settings in CASES.items():
         for dtype in dtypes:
-            keep("compared", {"case": case, "dtype": str(dtype), **compared(case, dtype, device)})
+            row = compared(settings, dtype, device)
+            keep("compared", {"case": case, "dtype": str(dtype), **row})
     for name, shape in list(SHAPES.items())[: given.shapes]:
         keep("timed", timed(name, shape, given.batch, given.length, device))
 

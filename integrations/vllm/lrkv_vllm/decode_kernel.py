@@ -17,7 +17,7 @@ from lrkv_vllm.cache import Batch
 
 logger = init_logger(__name__)
 
-# Of seven settings that were timed on an H200 (bench_kernel.py).
+# Of seven settings that were timed on an H200 (docs/servers.md).
 TILE, MLA_TILE = 64, 32  # slots read at a time; more of MLA's wide latents are too much for an A100
 PROGRAMS, STAGES = 8, 2  # programs for each of a GPU's multiprocessors; tiles on their way in one
 

@@ -34,17 +34,17 @@ def frequencies(width):
     return [BASE ** (-2 * j / width) for j in range(width // 2)]
 
 
-def layer_of(case, monkeypatch, dtype=torch.float32):
+def layer_of(settings, monkeypatch, dtype=torch.float32, length=256):
     settings = dict(
         hidden_size=D, num_attention_heads=H, num_key_value_heads=H, head_dim=K, qk_norm=True,
         rms_norm_eps=1e-6, key_frequencies=frequencies(K), logit_scale=K**-0.5,
-    ) | CASES[case]  # fmt: skip
+    ) | settings  # fmt: skip
     config = LrkvConfig(**settings)
     config.latent_frequencies = frequencies(settings.get("rank_key", 0))
     monkeypatch.setattr(weights.distributed, "get_tensor_model_parallel_world_size", lambda: 1)
     monkeypatch.setattr(attention, "tensor_model_parallel_all_reduce", lambda x: x)
     vllm_config = SimpleNamespace(
-        model_config=SimpleNamespace(dtype=dtype, max_model_len=256),
+        model_config=SimpleNamespace(dtype=dtype, max_model_len=length),
         compilation_config=SimpleNamespace(static_forward_context={}),
     )
     layer, drawn = attention.FactoredAttention(config, vllm_config, "layer"), torch.Generator()
@@ -157,7 +157,7 @@ BIASED = [name for name in CASES if "biases" in name]
 )
 def test_pieces_and_decoding_are_the_definition(case, dtype, decode, monkeypatch):
     dtype = torch.float32 if dtype == "single" else HALF[decode]
-    layer = layer_of(case, monkeypatch, dtype)
+    layer = layer_of(CASES[case], monkeypatch, dtype)
     draw = torch.Generator().manual_seed(3)
     xs = [torch.randn(n, D, generator=draw).to(dtype) for n in LENGTHS]
     kernel = None

@@ -13,7 +13,7 @@ from lrkv_vllm import decode_kernel, register
 from lrkv_vllm.config import LrkvConfig
 from lrkv_vllm.model import LrkvForCausalLM
 from lrkv_vllm.weights import load, weight
-from test_attention import layer_of
+from test_attention import CASES, LRKV, layer_of
 
 CONFIG = dict(
     architectures=["LrkvForCausalLM"], model_type="lrkv", attention_kind="lrkv", hidden_size=64,
@@ -61,13 +61,13 @@ def test_another_vllm_is_refused(monkeypatch, caplog):
 
 
 def test_weights_of_another_shape_are_refused(monkeypatch):
-    layer_of("full", monkeypatch)  # one worker
+    layer_of(LRKV, monkeypatch)  # one worker
     with pytest.raises(ValueError, match=r"query is \[2, 3\] .* \[3, 2\]"):
         load("query", weight(3, 2), torch.zeros(2, 3))
 
 
 def test_the_kernel_is_taken_only_if_it_agrees_with_pytorch(monkeypatch, caplog):
-    layer = layer_of("latent, odd", monkeypatch)
+    layer = layer_of(CASES["latent, odd"], monkeypatch)
     assert decode_kernel.checked(layer) is decode_kernel.decode
     assert not caplog.records
     monkeypatch.setattr(decode_kernel, "decode", lambda *args: 1.01 * layer.attend(*args[1:]))
@@ -76,7 +76,7 @@ def test_the_kernel_is_taken_only_if_it_agrees_with_pytorch(monkeypatch, caplog)
 
 def test_weights_that_no_file_has_are_prepared_as_well(monkeypatch):
     """Of `--load-format dummy`: vLLM draws them, and calls no `load_weights`."""
-    layer_of("full", monkeypatch)  # one worker
+    layer_of(LRKV, monkeypatch)  # one worker
     config = LrkvConfig(**CONFIG | {"num_hidden_layers": 2})
     model_config = SimpleNamespace(
         hf_config=config, dtype=torch.float32, max_model_len=256, quantization=None,
