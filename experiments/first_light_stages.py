@@ -31,12 +31,6 @@ LIBRARIES = ("numpy", "torch", "triton", "nvidia-cudnn-cu13")
 ON_GPU = ("tests/kernels/test_on_gpu.py", "tests/training/test_step_on_gpu.py")
 SCALES = ("2.5b", "128m", "1.2b", "6.3b")
 LENGTHS = (8192, 32768, 2048, 131072)
-# 64 heads, of which GQA has 8 groups and MLA one latent of 512 and a rope key of 64, one sequence:
-# the model of benchmark_decoding_speed.py of github.com/SongtaoLiu0823/MLRA (arXiv:2603.02188),
-# on one device, at the shortest two of its lengths, 128k to 2M.
-MLRA = ("model.heads=64", "variants.gqa.kv_heads=8", "variants.mla.kv_lora_rank=512",
-        "variants.mla.qk_rope_head_dim=64")  # fmt: skip
-MLRA_LENGTHS = (131072, 262144)
 OURS_AND_PEERS = ("xla", "mosaic", "jax", "cudnn")
 THREE = ("mha", "lrkv", "lrkv_latent")
 
@@ -158,9 +152,8 @@ def decoding(folder: Path, *, dry: bool) -> Iterator[Item]:
     def at_shape(scale: str, batch: int, length: int, **more: Any) -> Item:
         shape = {"scales": (scale,), "batches": (batch,), "lengths": (length,)}
         settings = {**shape, "samples": 15, **more}  # each of up to 128 calls
-        model = "MLRA's model" if "overrides" in more else scale
         ragged = "ragged, " if more.get("ragged") else ""
-        name = f"{model}, batch {batch}, {ragged}{length} tokens"
+        name = f"{scale}, batch {batch}, {ragged}{length} tokens"
         return Item(name, 110, partial(decode, name, settings))
 
     # After a shape at which something hung, our kernel is not among what is measured.
@@ -178,9 +171,6 @@ def decoding(folder: Path, *, dry: bool) -> Iterator[Item]:
     for scale in SCALES[:2]:
         yield at_shape(scale, 8, 8192, ragged=True, **three)
         yield at_shape(scale, 1, 8192, **three)
-    mlra = {**three, "variants": ("gqa", "mla", *THREE), "overrides": MLRA}
-    for length in MLRA_LENGTHS:
-        yield at_shape("6.3b", 1, length, **mlra)
     for scale in SCALES:
         yield at_shape(scale, 8, 16384, **{**three, "variants": None})
 
@@ -193,7 +183,7 @@ def decode(name: str, settings: dict[str, Any]) -> Found:
     if bench.jax.default_backend() == "cpu":
         bench.COPY_BYTES["cpu"] = 4 << 20
     chosen = bench.DecodeBenchmark(**settings)
-    (mha,) = report.variants_of(*chosen.scales, ("mha",), overrides=chosen.overrides).values()
+    (mha,) = report.variants_of(*chosen.scales, ("mha",)).values()
     model = mha.model
     shape = [*chosen.batches, model.heads, model.head_width, *chosen.lengths]
     peers = None if chosen.ragged else _torch(shape, chosen.samples)
