@@ -311,7 +311,8 @@ def main():
     parser.add_argument("changes", nargs="*", help="of training, as in model.layers=2")
     parser.add_argument("--torch", metavar="PYTHON", help="with torch and numpy")
     parser.add_argument("--nanodo", metavar="FOLDER", help="a clone of google-deepmind/nanodo")
-    parser.add_argument("--only", metavar="SHAPE/VARIANT", help="as in quickstart/mha, or none")
+    trained = [f"{shape}/{variant}" for shape in SHAPES for variant in VARIANTS]
+    parser.add_argument("--only", choices=[*trained, "none"], help="of training")
     several = {"type": Path, "action": "append", "default": []}
     parser.add_argument("--folder", **several, help="a model to decode; may come again")
     parser.add_argument("--run", **several, help="of this package, to decode; may come again")
