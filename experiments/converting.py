@@ -1,8 +1,8 @@
 """What each form of cache costs a pretrained model, converted and healed: docs/converting.md.
 
     lrkv import DIR|REPO runs/smollm2
-    cd /usr/share/common-licenses && cat Apache-2.0 Artistic CC0-1.0 GFDL-1.3 GPL-1 GPL-2 GPL-3 \\
-        LGPL-2.1 LGPL-3 MPL-1.1 MPL-2.0 > licenses.txt      # of a domain never learnt from
+    (cd /usr/share/common-licenses && cat Apache-2.0 Artistic CC0-1.0 GFDL-1.3 GPL-1 GPL-2 GPL-3 \\
+        LGPL-2.1 LGPL-3 MPL-1.1 MPL-2.0) > licenses.txt     # of a domain never learnt from
     python experiments/converting.py runs/smollm2 --unseen licenses.txt --page docs/converting.md
 
 Each form is converted in `--out` as `lrkv convert` does, and healed as `lrkv train
@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
+HEAL = HERE.parent / "configs/heal.yaml"
 # Of SmolLM2-135M, whose cache has 2 · 3 · 64 values a token and layer: 58, 46 and 33 % of them.
 # LRKV's shared key and value alone are 33 %.
 FORMS = (
@@ -62,16 +63,7 @@ def two_texts(folder: Path) -> tuple[str, ...]:
 
 
 def measure(
-    source: Path,
-    forms: Sequence[str],
-    unseen: Path,
-    out: Path,
-    results: Path,
-    *,
-    both: bool = False,
-    context: int = CONTEXT,
-    tokens: int = TOKENS,
-    healing: Sequence[str] = HEALING,
+    source: Path, forms: Sequence[str], unseen: Path, out: Path, results: Path, *, both: bool
 ) -> None:
     """Convert, heal and measure what `results` lacks, and add it there.
 
@@ -91,7 +83,7 @@ def measure(
         run = load_run(directory)
         found = texts(
             (OWN, SECOND, str(unseen)), parent.config, parent.tokenizer,
-            context=context, learnt=context, heldout=tokens,
+            context=CONTEXT, learnt=CONTEXT, heldout=TOKENS,
         )  # fmt: skip
         by_name = losses(list(found), run)
         by_name["unseen"] = by_name.pop(str(unseen))
@@ -109,23 +101,17 @@ def measure(
         if not converted.exists():
             converted.parent.mkdir(parents=True, exist_ok=True)
             convert(
-                source, converted, form.split(), tokens=tokens, heldout=context, context=context
+                source, converted, form.split(), tokens=TOKENS, heldout=CONTEXT, context=CONTEXT
             )
         if lacks(form, "converted"):
             share = json.loads((converted / "conversion.json").read_text())["bytes_per_token"]
             keep(form, "converted", converted, share=share["share"])
         if lacks(form, healed_on):
             settings = [f"init_from={converted}", f"train.teacher={source}", f"run_dir={healed}"]
-            settings += [*healing, *(two_texts(out / "texts") if both else ())]
-            command = [
-                sys.executable,
-                "-m",
-                "lrkv_jax.cli",
-                "train",
-                HERE.parent / "configs/heal.yaml",
-            ]
+            settings += [*HEALING, *(two_texts(out / "texts") if both else ())]
             if not (healed / "done").exists():
-                subprocess.run([*command, *settings], check=True)
+                command = [sys.executable, "-m", "lrkv_jax.cli", "train", HEAL, *settings]
+                subprocess.run(command, check=True)
                 (healed / "done").touch()
             train = load_run(healed).config.train
             learnt = train.total_steps * train.global_batch_size * train.seq_len
