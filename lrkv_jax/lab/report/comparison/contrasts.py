@@ -18,8 +18,8 @@ from scipy.special import stdtr, stdtrit  # of Student's t; scipy.stats takes a 
 LEVEL = 0.05
 POWER = 0.8
 
-# {variant: {seed: value}}
-Values = Mapping[str, Mapping[int, float]]
+# {variant: {seed: value}}; None of a run that ended without one.
+Values = Mapping[str, Mapping[int, float | None]]
 
 
 def mean_and_sd(values: Iterable[Any]) -> tuple[Any, Any]:
@@ -114,8 +114,8 @@ def combined[K](values: Values, wanted: Mapping[K, Mapping[str, float]]) -> dict
 
     All from one model; `p` adjusted by Holm.
     """
-    names = [name for name, by_seed in values.items() if by_seed]
-    rows = [(v, s, y) for v in names for s, y in values[v].items()]
+    rows = [(v, s, y) for v in values for s, y in values[v].items() if y is not None]
+    names = list(dict.fromkeys(v for v, *_ in rows))
     seeds = sorted({s for _, s, _ in rows})
     X = np.zeros((len(rows), len(names) + len(seeds)))
     for row, (v, s, _) in zip(X, rows, strict=True):
@@ -130,13 +130,13 @@ def combined[K](values: Values, wanted: Mapping[K, Mapping[str, float]]) -> dict
     return _adjusted(found)
 
 
-def against(baseline: Mapping[int, float], others: Values) -> dict[str, Contrast]:
+def against(baseline: Mapping[int, float | None], others: Values) -> dict[str, Contrast]:
     """Each of the others minus the baseline, as `contrasts` of all of them."""
     found = contrasts({"": baseline, **others}, [(name, "") for name in others])
     return {name: one for (name, _), one in found.items()}
 
 
-def trend(values: Values, at: Mapping[str, float]) -> Contrast:
+def trend(values: Mapping[str, Mapping[int, float]], at: Mapping[str, float]) -> Contrast:
     """The slope of the values over `at`, a number for each variant; seeds are blocks."""
     rows = [(at[v], s, y) for v, by_seed in values.items() for s, y in by_seed.items()]
     seeds = sorted({s for _, s, _ in rows})

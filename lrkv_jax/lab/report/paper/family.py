@@ -5,6 +5,7 @@ mean loss over the seeds that all its rates have run. For every variant, it is c
 runs that are then compared.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ from lrkv_jax.lab.report.comparison import (
     mean_and_sd,
     steps_saved_by_seed,
 )
+from lrkv_jax.lab.report.comparison.contrasts import Values
 from lrkv_jax.lab.report.comparison.runs import alike
 from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import shipped
@@ -49,18 +51,21 @@ class TunedVariant:
     by_rate: Mapping[float, Mapping[int, RunRecord]]
 
     @cached_property
-    def bits(self) -> Mapping[float, Mapping[int, float]]:
+    def bits(self) -> Mapping[float, Mapping[int, float | None]]:
         """{rate: {seed: bits per byte}}, of the seeds that all rates have run, if there are any."""
         shared = set.intersection(*(set(runs) for runs in self.by_rate.values()))
         return {
-            rate: {seed: runs[seed].bits_per_byte or 0.0 for seed in sorted(shared or runs)}
+            rate: {seed: runs[seed].bits_per_byte for seed in sorted(shared or runs)}
             for rate, runs in self.by_rate.items()
         }
 
     @cached_property
     def rate(self) -> float:
-        """The best of those that were tried."""
-        means = {rate: mean_and_sd(bits.values())[0] for rate, bits in self.bits.items()}
+        """The best of those that were tried; one at which a run diverged is the worst."""
+        means = {
+            rate: math.inf if None in bits.values() else mean_and_sd(bits.values())[0]
+            for rate, bits in self.bits.items()
+        }
         return min(means, key=means.__getitem__)
 
     @property
@@ -249,7 +254,7 @@ def _contrast_row(name: str, found: Sequence[Contrast], saved: Cell | str, block
 
 
 def _rotation_less_factorization(
-    family: TunedFamily, values: Mapping[str, Mapping[str, Mapping[int, float]]]
+    family: TunedFamily, values: Mapping[str, Values]
 ) -> list[TableRow]:
     """One row for whether the rotation decides more than the factorization, if both were run."""
     variants = {name: family.named(name) for name in (*ROTATION, *FACTORIZATION)}
@@ -282,7 +287,7 @@ def _steps_saved(first: TunedVariant, second: TunedVariant) -> Cell:
     return Cell.over({seed: 100 * share for seed, share in saved.items()})
 
 
-def bits(variant: TunedVariant, text: str) -> dict[int, float]:
+def bits(variant: TunedVariant, text: str) -> dict[int, float | None]:
     """Bits per byte by seed: of the end of training, or of the runs evaluated on a second text."""
     if text == "bpb":
         return {seed: run.bits_per_byte for seed, run in variant.runs.items()}
