@@ -24,17 +24,6 @@ from lrkv_jax.models.transformer import main_layers, with_parameters
 from lrkv_jax.training.token_batch import PLAIN, BatchFormat
 
 
-class _Recorder:
-    """A norm that keeps what it returns."""
-
-    def __init__(self, norm):
-        self._norm = norm
-
-    def __call__(self, x_BTD):
-        self.read_BTD = self._norm(x_BTD)
-        return self.read_BTD
-
-
 class OnText(NamedTuple):
     """E[x xᵀ] of the inputs of each layer's attention, the sums of its heads'
     `logit_grams`, and how many tokens both are over."""
@@ -52,27 +41,26 @@ def on_text(
     `batches` are rows of a run's records, int32 [B, T + 1], in the format `rows`. Moments
     are summed in float32 within a batch, logits' products within a row; all else is float64.
     """
-
     analyzed = main_layers(config)
 
     @jax.jit
     def sums(params, tokens_BU):
         ids_BU = rows.ids(tokens_BU)
         ids_BT = ids_BU[:, :-1]
-        positions_BT, segments_BT = _places(rows, ids_BU)
-        model = with_parameters(config, params).unstacked()
-        blocks = [model.blocks[layer] for layer in analyzed]
-        recorders = [_Recorder(block.norm_attention) for block in blocks]
-        for block, recorder in zip(blocks, recorders, strict=True):
-            block.norm_attention = recorder
-        model.hidden(ids_BT, positions_BT, segments_BT)
+        positions_BT, segments_BT = (
+            None if each is None else each[:, :-1]
+            for each in (rows.positions(ids_BU), rows.segments(ids_BU))
+        )
         if positions_BT is None:
             positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
-        moments, grams = [], []
-        for block, recorder in zip(blocks, recorders, strict=True):
-            x_BTD = recorder.read_BTD.astype(jnp.float32)
-            moments.append(jnp.einsum("BTD,BTE->DE", x_BTD, x_BTD))
-            grams.append(logit_grams(block.attention, x_BTD, positions_BT, segments_BT))
+        model = with_parameters(config, params).unstacked()
+        x_BTD, moments, grams = model.embed(ids_BT), [], []
+        for layer, block in enumerate(model.blocks):
+            if layer in analyzed:
+                read_BTD = block.norm_attention(x_BTD).astype(jnp.float32)
+                moments.append(jnp.einsum("BTD,BTE->DE", read_BTD, read_BTD))
+                grams.append(logit_grams(block.attention, read_BTD, positions_BT, segments_BT))
+            x_BTD = block(x_BTD, positions_BT, segments_BT)
         return jnp.stack(moments), jnp.stack(grams)
 
     L, D, H = len(analyzed), config.width, config.heads
@@ -83,12 +71,6 @@ def on_text(
         logits_LHH += np.asarray(rows_LBHH, np.float64).sum(axis=1)
         tokens += batch_BU.shape[0] * (batch_BU.shape[1] - 1)
     return OnText(moments_LDD / tokens, logits_LHH, tokens)
-
-
-def _places(rows, ids_BU):
-    """Positions and documents of the inputs, or None each."""
-    found = rows.positions(ids_BU), rows.segments(ids_BU)
-    return [None if each is None else each[:, :-1] for each in found]
 
 
 def logit_grams(
