@@ -16,37 +16,10 @@ from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual
 ITERATIONS = 300
 
 
-def truncated_svd(family_HDK: Float[np.ndarray, "H D K"], rank: int) -> SharedResidual:
-    """Each W_h by itself at rank R, with nothing shared: optimal (Eckart & Young 1936)."""
-    return around(np.zeros(family_HDK.shape[1:]), family_HDK, rank)
-
-
-def mean_and_svd(family_HDK: Float[np.ndarray, "H D K"], rank: int) -> SharedResidual:
-    """The heads' mean, and each deviation from it at rank R: not the optimum of this shape."""
-    return around(family_HDK.mean(axis=0), family_HDK, rank)
-
-
-def alternating(
-    family_HDK: Float[np.ndarray, "H D K"], rank: int, *, iterations: int = ITERATIONS
-) -> SharedResidual:
-    """The least-squares fit of W_shared + U_h B_hᵀ to the heads: `fits.alternating`.
-
-    Its error is at most `mean_and_svd`'s.
-    """
-    shared_DK = fits.alternating(family_HDK, rank, iterations=iterations)
-    return around(shared_DK, family_HDK, rank)
-
-
 def around(
     shared_DK: Float[np.ndarray, "D K"], family_HDK: Float[np.ndarray, "H D K"], rank: int
 ) -> SharedResidual:
-    """A given shared part, and each head's deviation from it at rank R.
-
-    Raises `LrkvError` for a rank that such a matrix cannot have.
-    """
-    _, D, K = family_HDK.shape
-    if not 0 <= rank <= min(D, K):
-        raise LrkvError(f"rank = {rank} of matrices {D} × {K}: use 0 to {min(D, K)}")
+    """A given shared part, and each head's deviation from it at rank R."""
     deviation_HDK = family_HDK - shared_DK
     rows_HKR = fits.leading(deviation_HDK.swapaxes(1, 2), rank)
     return SharedResidual(shared_DK, deviation_HDK @ rows_HKR, rows_HKR.swapaxes(1, 2))
@@ -82,8 +55,12 @@ def factorization(heads: HeadWeights, rank: int) -> dict[str, Any]:
     """{"key", "value"}: each of a layer's families against its approximations at rank R.
 
     `svd`, `mean_svd` and `alternating`. For each: the relative error, and the error of the forms
-    (of the logits, for keys without MLA's rope part; of what heads write, for values).
+    (of the logits, for keys without MLA's rope part; of what heads write, for values). Raises
+    `LrkvError` for a rank that such a matrix cannot have.
     """
+    _, D, K = heads.key_HDK.shape
+    if not 0 <= rank <= min(D, K):
+        raise LrkvError(f"rank = {rank} of matrices {D} × {K}: use 0 to {min(D, K)}")
     return {
         "key": _errors(heads.key_HDK, heads.query_HDK, rank),
         "value": _errors(heads.value_HDK, heads.value_output()[1], rank),
@@ -93,10 +70,14 @@ def factorization(heads: HeadWeights, rank: int) -> dict[str, Any]:
 def _errors(
     family_HDK: Float[np.ndarray, "H D K"], left_HDK: Float[np.ndarray, "H D K"], rank: int
 ) -> dict[str, dict[str, float]]:
-    fits = {"svd": truncated_svd, "mean_svd": mean_and_svd, "alternating": alternating}
+    shared = {
+        "svd": np.zeros(family_HDK.shape[1:]),  # each W_h alone: optimal (Eckart & Young 1936)
+        "mean_svd": family_HDK.mean(axis=0),  # not the optimum of this shape
+        "alternating": fits.alternating(family_HDK, rank, iterations=ITERATIONS),
+    }
     found = {}
-    for name, fit in fits.items():
-        total_HDK = fit(family_HDK, rank).total_HDK
+    for name, shared_DK in shared.items():
+        total_HDK = around(shared_DK, family_HDK, rank).total_HDK
         found[name] = {
             "error": relative_error(family_HDK, total_HDK),
             "form_error": form_error(left_HDK, family_HDK, total_HDK),
