@@ -36,15 +36,12 @@ def write_analysis(run: Path, cosines, *, ranks=(), norm=2.0, weighted=None) -> 
     }  # fmt: skip
     drawn = np.random.default_rng(900).standard_normal((4, model.heads, 100))
     drawn /= np.linalg.norm(drawn, axis=2, keepdims=True)
-    random = [_diversity(vectors @ vectors.T).summary() for vectors in drawn]
+    random = [_diversity(vectors @ vectors.T).as_dict() for vectors in drawn]
     null = {"mean": mean(random), "sd": deviation(random), "sd_of_mean": deviation(random),
             "draws": len(random)}  # fmt: skip
     for form in FORMS:
-        found = [_diversity(cosines(layer)) for layer in layers]
-        result[form] = {
-            "per_layer": [one.as_dict() for one in found],
-            "mean": mean([one.summary() for one in found]), "null": null,
-        }  # fmt: skip
+        found = [_diversity(cosines(layer)).as_dict() for layer in layers]
+        result[form] = {"per_layer": found, "mean": mean(found), "null": null}
     parts = {"shared": 0.8 * norm, "residual": 0.6 * norm}
     norms = {"total": norm, **(parts if has_parts else dict.fromkeys(parts))}
     result["magnitude"] = {"per_layer": [{"key": norms, "value": norms}] * model.layers}
@@ -52,8 +49,7 @@ def write_analysis(run: Path, cosines, *, ranks=(), norm=2.0, weighted=None) -> 
     if has_parts and own["rank"]:
         geometry = [_each_family(lambda f, at=layer: _angles(model, own["rank"], at, f))
                     for layer in layers]  # fmt: skip
-        numbers = [_each_family(lambda f, one=one: _numbers(one[f])) for one in geometry]
-        result["geometry"] = {"per_layer": geometry, "mean": mean(numbers)}
+        result["geometry"] = {"per_layer": geometry, "mean": mean(geometry)}
     result["factorisation"] = [
         {
             "rank": rank,
@@ -67,7 +63,7 @@ def write_analysis(run: Path, cosines, *, ranks=(), norm=2.0, weighted=None) -> 
     if weighted is not None:
         one = {"gram": alike(model.heads, weighted).tolist(), "mean_off_diagonal": weighted}
         result["logits"] = {"tokens": 64, "per_layer": [one for _ in layers]}
-        alike_too = [_diversity(alike(model.heads, weighted)).summary() for _ in layers]
+        alike_too = [_diversity(alike(model.heads, weighted)).as_dict() for _ in layers]
         result["weighted"] = {
             "tokens": 64, **{form: {"mean": mean(alike_too), "null": null} for form in FORMS},
         }  # fmt: skip
@@ -95,10 +91,6 @@ def _angles(model, rank, layer, family):
         "mean_square": float((principal**2).mean()),
         "mean_square_null": model.head_width / model.width,
     }  # fmt: skip
-
-
-def _numbers(found):
-    return {name: value for name, value in found.items() if not isinstance(value, list)}
 
 
 def _fits(model, own, rank):

@@ -111,18 +111,16 @@ class Spectrum:
             return 0
         return int(np.argmax(self.cumulative_H >= share - ROUNDING)) + 1
 
-    def summary(self) -> dict[str, float | None]:
-        """The numbers, without the curves."""
+    def as_dict(self) -> dict[str, Any]:
         return {
+            "spectrum": self.values_H.tolist(),
+            "cumulative": self.cumulative_H.tolist(),
             "effective_rank": self.effective_rank,
             "percent_of_heads": self.percent_of_heads,
             "percent_of_cap": self.percent_of_cap,
             "components_90": self.components(0.9),
+            "cap": self.cap,
         }
-
-    def as_dict(self) -> dict[str, Any]:
-        curves = {"spectrum": self.values_H.tolist(), "cumulative": self.cumulative_H.tolist()}
-        return {**curves, **self.summary(), "cap": self.cap}
 
 
 def spectrum(gram_HH: Float[np.ndarray, "H H"], *, cap: int) -> Spectrum:
@@ -154,14 +152,6 @@ class Diversity:
         """The mean cosine of two different heads."""
         return mean_off_diagonal(self.gram_HH)
 
-    def summary(self) -> dict[str, Any]:
-        """The numbers, without the curves."""
-        return {
-            "mean_off_diagonal": self.mean_off_diagonal,
-            "uncentred": self.uncentred.summary(),
-            "centred": self.centred.summary(),
-        }
-
     def as_dict(self) -> dict[str, Any]:
         return {
             "gram": self.gram_HH.tolist(),
@@ -183,7 +173,7 @@ def diversity(
 
 
 def null(layers: Iterable[HeadWeights], depth: int) -> dict[str, Any]:
-    """Mean and standard deviation of each number of `Diversity.summary` over random layers.
+    """Mean and standard deviation of each number of `Diversity.as_dict` over random layers.
 
     {"query_key": {"mean", "sd", "sd_of_mean", "draws"}, "value_output": the same}: `sd`
     is of one layer, `sd_of_mean` of the mean over a model's `depth` layers, which are
@@ -192,18 +182,18 @@ def null(layers: Iterable[HeadWeights], depth: int) -> dict[str, Any]:
     found: dict[str, list[dict[str, Any]]] = {form: [] for form in FORMS}
     for heads in layers:
         for form, factors in FORMS.items():
-            found[form].append(diversity(*factors(heads)).summary())
-    return {form: _spread(summaries, depth) for form, summaries in found.items()}
+            found[form].append(diversity(*factors(heads)).as_dict())
+    return {form: _spread(layers, depth) for form, layers in found.items()}
 
 
-def _spread(summaries: Sequence[dict[str, Any]], depth: int) -> dict[str, Any]:
-    sd = deviation(summaries)
+def _spread(layers: Sequence[dict[str, Any]], depth: int) -> dict[str, Any]:
+    sd = deviation(layers)
     of_mean = jax.tree.map(lambda number: number * depth**-0.5, sd)
-    return {"mean": mean(summaries), "sd": sd, "sd_of_mean": of_mean, "draws": len(summaries)}
+    return {"mean": mean(layers), "sd": sd, "sd_of_mean": of_mean, "draws": len(layers)}
 
 
 def mean(dicts: Sequence[dict[str, Any]]) -> Any:
-    """Mean of each number of nested dicts; None where one of them is None."""
+    """Mean of each number of nested dicts, lists left out; None where one of them is None."""
     return _leafwise(np.mean, dicts)
 
 
@@ -217,4 +207,12 @@ def _leafwise(reduce: Callable[[Any], Any], dicts: Sequence[dict[str, Any]]) -> 
         found = None if None in values else reduce(values)
         return None if found is None else float(found)
 
-    return jax.tree.map(one, *dicts, is_leaf=lambda leaf: leaf is None)
+    return jax.tree.map(one, *map(_numbers, dicts), is_leaf=lambda leaf: leaf is None)
+
+
+def _numbers(tree: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _numbers(value) if isinstance(value, dict) else value
+        for name, value in tree.items()
+        if not isinstance(value, list)
+    }

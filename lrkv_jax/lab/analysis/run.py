@@ -67,7 +67,7 @@ def analyze(
         "step": run.step,
         **_compared(layers, null(chain([first], random), len(layers))),
         "magnitude": _over_layers([layer["magnitude"] for layer in layers]),
-        "geometry": _over_layers([layer["geometry"] for layer in layers]),
+        "geometry": layers[0]["geometry"] and _over_layers([one["geometry"] for one in layers]),
         "factorisation": [
             {
                 "rank": rank,
@@ -100,11 +100,7 @@ def _diversities(heads: HeadWeights) -> dict[str, Diversity]:
 def _compared(layers: Sequence[Mapping[str, Any]], nulls: Mapping[str, Any]) -> dict[str, Any]:
     """{form: its diversity in each layer, the mean over layers, and that of random layers}."""
     return {
-        form: {
-            "per_layer": [layer[form].as_dict() for layer in layers],
-            "mean": mean([layer[form].summary() for layer in layers]),
-            "null": nulls[form],
-        }
+        form: {**_over_layers([layer[form].as_dict() for layer in layers]), "null": nulls[form]}
         for form in FORMS
     }
 
@@ -147,19 +143,9 @@ def _weighted(run: TrainedRun, text: OnText, seeds: int) -> dict[str, Any]:
     return {"tokens": text.tokens, **_compared(layers, null(random, len(layers)))}
 
 
-def _over_layers(layers: list[dict[str, Any] | None]) -> dict[str, Any] | None:
+def _over_layers(layers: list[dict[str, Any]]) -> dict[str, Any]:
     """Each layer's numbers and their means; lists, such as one number per head, have none."""
-    if layers[0] is None:
-        return None
-    return {"per_layer": layers, "mean": mean([_numbers(layer) for layer in layers])}
-
-
-def _numbers(tree: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: _numbers(value) if isinstance(value, dict) else value
-        for name, value in tree.items()
-        if not isinstance(value, list)
-    }
+    return {"per_layer": layers, "mean": mean(layers)}
 
 
 def _ranks(config: RunConfig) -> list[int]:

@@ -66,11 +66,11 @@ def test_identical_heads_have_rank_one_and_orthogonal_ones_reach_both_caps(H):
     found = diversity(*(np.repeat(factor, H, axis=0) for factor in drawn(1, 40, 8)))
     assert found.uncentred.effective_rank == pytest.approx(1, abs=1e-12)
     assert found.uncentred.components() == 1
-    assert found.summary()["mean_off_diagonal"] == pytest.approx(1, abs=1e-14)
+    assert found.mean_off_diagonal == pytest.approx(1, abs=1e-14)
     assert found.centred.effective_rank == 0 and found.centred.components() == 0
     assert found.centred.total == 0 and not found.centred.cumulative_H.any()
     found = diversity(*orthogonal(H, 4 * H, 3))
-    assert found.summary()["mean_off_diagonal"] == pytest.approx(0, abs=1e-15)
+    assert found.mean_off_diagonal == pytest.approx(0, abs=1e-15)
     for curve, cap in ((found.uncentred, H), (found.centred, H - 1)):
         assert curve.cap == cap
         assert curve.effective_rank == pytest.approx(cap, abs=1e-10)
