@@ -106,54 +106,36 @@ class TrainTiming:
         )  # fmt: skip
 
 
-class TrainProgram:
-    """One configuration's step, compiled from shapes alone; nothing is allocated."""
-
-    def __init__(self, config: RunConfig, mesh: Mesh):
-        self.config, self.mesh = config, mesh
-        train = config.train
-        # Every id is a byte: the number of bytes of a token costs no time.
-        token_bytes_V = np.ones(config.model.vocabulary, np.int32)
-        batch_format = BatchFormat.of(config, bos=0)  # which token it is changes no shape
-        step = make_train_step(config, mesh, token_bytes_V, batch_format)
-        tokens_BU = jax.ShapeDtypeStruct(
-            (train.global_batch_size, train.seq_len + 1), jnp.int32, sharding=batch_sharding(mesh)
-        )
-        state = abstract_state(config, mesh)
-        self.step: Compiled = compile_ahead(step, state, tokens_BU, mesh=mesh)
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes that one device holds between steps: parameters, moments, and a batch."""
-        return self.step.call.memory_analysis().argument_size_in_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        """Bytes that one device holds in a step, by XLA's analysis."""
-        return program_bytes(self.step.call)
+def compile_step(config: RunConfig, mesh: Mesh) -> Compiled:
+    """The configuration's step, compiled from shapes alone; nothing is allocated."""
+    train = config.train
+    # Every id is a byte: the number of bytes of a token costs no time.
+    token_bytes_V = np.ones(config.model.vocabulary, np.int32)
+    batch_format = BatchFormat.of(config, bos=0)  # which token it is changes no shape
+    step = make_train_step(config, mesh, token_bytes_V, batch_format)
+    tokens_BU = jax.ShapeDtypeStruct(
+        (train.global_batch_size, train.seq_len + 1), jnp.int32, sharding=batch_sharding(mesh)
+    )
+    return compile_ahead(step, abstract_state(config, mesh), tokens_BU, mesh=mesh)
 
 
-class Trainer:
-    """A configuration in training: its state, a random batch, and a timer of its step."""
+def start(config: RunConfig, mesh: Mesh, step: Compiled, seed: int) -> tuple[float, clock.Timer]:
+    """Make the state and a random batch; returns the first step's loss, and a timer of others."""
+    with jax.set_mesh(mesh):
+        state = init_state(config, mesh)
+    # Random ids: what they are costs no time.
+    shape = (config.train.global_batch_size, config.train.seq_len + 1)
+    ids_BU = np.random.default_rng(seed).integers(0, config.model.vocabulary, shape, np.int32)
+    tokens_BU = jax.device_put(ids_BU, batch_sharding(mesh))
+    state, metrics = jax.block_until_ready(step.call(state, tokens_BU))
 
-    def __init__(self, program: TrainProgram, seed: int):
-        self.program = program
-        config, mesh = program.config, program.mesh
-        with jax.set_mesh(mesh):
-            self._state = init_state(config, mesh)
-        # Random ids: what they are costs no time.
-        shape = (config.train.global_batch_size, config.train.seq_len + 1)
-        ids_BU = np.random.default_rng(seed).integers(0, config.model.vocabulary, shape, np.int32)
-        self.tokens_BU = jax.device_put(ids_BU, batch_sharding(mesh))
-        self._state, metrics = program.step.call(self._state, self.tokens_BU)
-        self.first_loss = float(jax.block_until_ready(metrics)["loss"])
-
-    def timer(self) -> float:
-        """Seconds from the call of a step until the new state is there."""
+    def timer() -> float:
+        nonlocal state
         began = time.perf_counter()
-        self._state, metrics = self.program.step.call(self._state, self.tokens_BU)
-        jax.block_until_ready((self._state, metrics))
+        state, _ = jax.block_until_ready(step.call(state, tokens_BU))
         return time.perf_counter() - began
+
+    return float(metrics["loss"]), timer
 
 
 def here(**chosen: Any) -> TrainBenchmark:
@@ -214,27 +196,29 @@ def _at_one_scale(
     """Every row of one scale."""
     scale_layers = load_config(scale).model.layers
     rows: list[TrainTiming] = []
-    programs: list[tuple[TrainTiming, TrainProgram]] = []
+    compiled: list[tuple[TrainTiming, RunConfig, Compiled]] = []
     for done, (variant, config) in enumerate(variants.items()):
         progress(f"{scale}, {variant}: compiling", done, len(variants))
         row = _row(scale, variant, config, scale_layers, mesh)
         rows.append(row)
         try:
-            made = TrainProgram(config, mesh)
+            step = compile_step(config, mesh)
         except Exception as error:  # one variant may not compile, and the rest must go on
             report.put_down(row, error)
             continue
-        row.compile_seconds = made.step.seconds
-        row.state_bytes, row.peak_bytes = made.state_bytes, made.peak_bytes
-        programs.append((row, made))
+        row.compile_seconds = step.seconds
+        row.state_bytes = step.call.memory_analysis().argument_size_in_bytes
+        row.peak_bytes = program_bytes(step.call)
+        compiled.append((row, config, step))
+    ready = [row for row, *_ in compiled]
     # Every state stays while one of them steps.
-    need = sum(made.state_bytes for _, made in programs)
-    need += max((made.peak_bytes - made.state_bytes for _, made in programs), default=0)
+    need = sum(row.state_bytes for row in ready)
+    need += max((row.peak_bytes - row.state_bytes for row in ready), default=0)
     if jax.default_backend() == "cpu":
         need *= len(mesh.local_devices)  # simulated devices share the machine's memory
-    if report.skip_unless_it_fits([row for row, _ in programs], need, clock.memory_limit()):
+    if report.skip_unless_it_fits(ready, need, clock.memory_limit()):
         progress(f"{scale}: timing")
-        _time(settings, mesh, _start(programs, settings.seed))
+        _time(settings, mesh, _started(compiled, mesh, settings.seed))
     return rows
 
 
@@ -249,36 +233,36 @@ def _row(scale: str, variant: str, config: RunConfig, scale_layers: int, mesh: M
     )  # fmt: skip
 
 
-def _start(
-    programs: Sequence[tuple[TrainTiming, TrainProgram]], seed: int
-) -> list[tuple[TrainTiming, Trainer]]:
-    """Make each variant's state and take its first step; rows that fail hold the reason."""
+def _started(
+    compiled: Sequence[tuple[TrainTiming, RunConfig, Compiled]], mesh: Mesh, seed: int
+) -> list[tuple[TrainTiming, clock.Timer]]:
+    """Start each variant, and return the timers of those whose first loss is right."""
     started = []
-    for row, made in programs:
+    for row, config, step in compiled:
         try:
-            trainer = Trainer(made, seed)
+            row.loss, timer = start(config, mesh, step, seed)
         except Exception as error:
             report.put_down(row, error)
             continue
-        row.loss, expected = trainer.first_loss, math.log(row.vocabulary)
+        expected = math.log(row.vocabulary)
         # A head of zeros gives every token the same probability.
-        if not made.config.model.tied_head and abs(row.loss / expected - 1) > LOSS_TOLERANCE:
+        if not config.model.tied_head and abs(row.loss / expected - 1) > LOSS_TOLERANCE:
             row.status = report.WRONG
             row.reason = f"the first loss is {row.loss:.3f}, not ln V = {expected:.3f}: not timed"
             continue
-        started.append((row, trainer))
+        started.append((row, timer))
     return started
 
 
-def _time(settings: TrainBenchmark, mesh: Mesh, started: list[tuple[TrainTiming, Trainer]]) -> None:
+def _time(
+    settings: TrainBenchmark, mesh: Mesh, started: list[tuple[TrainTiming, clock.Timer]]
+) -> None:
     """Fill in the rows' times, sampled alternately."""
     if not started:
         return
     products, product_flops = clock.matmul_timer(mesh, started[0][0].dtype)
-    timers = [trainer.timer for _, trainer in started]
-    product, *taken = clock.interleaved(
-        [products, *timers], settings.samples, seconds=settings.seconds
-    )
+    timers = [products, *(timer for _, timer in started)]
+    product, *taken = clock.interleaved(timers, settings.samples, seconds=settings.seconds)
     limit = product_flops / clock.quartiles(product)[1]
     device = hardware_of(mesh.devices.flat[0].device_kind)
     for (row, _), samples in zip(started, taken, strict=True):

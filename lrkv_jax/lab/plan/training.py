@@ -16,11 +16,11 @@ from typing import Any
 import jax
 
 from lrkv_jax.config import MeshConfig, RunConfig
-from lrkv_jax.distributed.compilation import MEMORY_FRACTION
+from lrkv_jax.distributed.compilation import MEMORY_FRACTION, program_bytes
 from lrkv_jax.distributed.hardware import Hardware
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.bench.train import TrainProgram
+from lrkv_jax.lab.bench.train import compile_step
 from lrkv_jax.lab.plan.estimate import (
     UTILIZATION,
     StateBytes,
@@ -200,11 +200,11 @@ def compiled_step(config: RunConfig, devices: int) -> dict[str, Any]:
             f"{devices} devices cannot be simulated here, where JAX has started with "
             f"{len(here)}: set XLA_FLAGS=--xla_force_host_platform_device_count={devices} first"
         )
-    program = TrainProgram(config, make_mesh(config.mesh, here[:devices]))
-    temporary = program.step.call.memory_analysis().temp_size_in_bytes
+    step = compile_step(config, make_mesh(config.mesh, here[:devices]))
+    memory = step.call.memory_analysis()
     return {
-        "seconds": program.step.seconds, "arguments": program.state_bytes,
-        "temporary": temporary, "total": program.peak_bytes,
+        "seconds": step.seconds, "arguments": memory.argument_size_in_bytes,
+        "temporary": memory.temp_size_in_bytes, "total": program_bytes(step.call),
     }  # fmt: skip
 
 

@@ -65,42 +65,30 @@ def test_the_command_leaves_a_row_that_adds_up(on_one_device, capsys, monkeypatc
     assert variants_of("quickstart", ("mha",), depth=3)["mha"].model.unroll == 1  # divides it
 
 
-class Stub:
-    """A variant that is compiled and started in no time; its step takes 3 s."""
-
-    step = SimpleNamespace(seconds=0.1, cached=False)
-    state_bytes, peak_bytes = 4 << 30, 6 << 30
-    first_loss = math.log(64)
-    fails = None
-
-    def __init__(self, config, mesh_or_seed):
-        if config == self.fails:
-            raise RuntimeError("RESOURCE_EXHAUSTED: too large\nand a page of details")
-        self.config = getattr(config, "config", config)
-
-    def timer(self):
-        return 3.0
-
-
-@pytest.fixture
-def stubbed(monkeypatch):
-    monkeypatch.setattr(train, "TrainProgram", Stub)
-    monkeypatch.setattr(train, "Trainer", Stub)
-    monkeypatch.setattr(clock, "memory_limit", lambda: 1 << 40)  # whatever else is running here
-    return monkeypatch
-
-
 def test_a_step_that_is_wrong_is_not_timed_and_one_that_cannot_start_stops_no_other(
-    stubbed, on_one_device
+    on_one_device, monkeypatch
 ):
+    """Variants are compiled and started in no time; a step takes 3 s."""
+    memory = SimpleNamespace(argument_size_in_bytes=4 << 30)
+    step = SimpleNamespace(seconds=0.1, call=SimpleNamespace(memory_analysis=lambda: memory))
     settings = replace(SMALL, variants=("mqa", "mha"))
     made = variants_of("quickstart", settings.variants, depth=1, overrides=settings.overrides)
-    stubbed.setattr(Stub, "fails", resolve(made["mqa"]))
+    first_loss = math.log(64)
+
+    def start(config, *_):
+        if config == resolve(made["mqa"]):
+            raise RuntimeError("RESOURCE_EXHAUSTED: too large\nand a page of details")
+        return first_loss, lambda: 3.0
+
+    monkeypatch.setattr(train, "compile_step", lambda config, mesh: step)
+    monkeypatch.setattr(train, "program_bytes", lambda program: 6 << 30)
+    monkeypatch.setattr(train, "start", start)
+    monkeypatch.setattr(clock, "memory_limit", lambda: 1 << 40)  # whatever else is running here
     report = on_one_device(settings)
     mqa, mha = report["rows"]
     assert mqa.status == "failed" and "too large" in mqa.reason and "\n" not in mqa.reason
     assert mha.status == MEASURED and mqa.time_over_mha is None
     assert f"- quickstart mqa: failed: {mqa.reason}" in tables(report)
-    stubbed.setattr(Stub, "first_loss", 1.0)
+    first_loss = 1.0
     (row,) = on_one_device(SMALL)["rows"]
     assert row.status == WRONG and row.ms is None and "not ln V = 4.159" in row.reason
