@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import shlex
@@ -41,7 +42,7 @@ def row_of(run: RunRecord) -> dict[str, Any]:
     """A run's row in `lrkv runs`: nats of its last step, its last held-out bits per byte, the
     median speed of its steps, the size of its directory, and seconds since it was last written;
     of an archived run neither is known."""
-    files = [path for path in run.path.rglob("*") if path.is_file()]
+    files = list(_files(run.path))
     last = run.rows[-1] if run.rows else {}
     measured = [row["validation_bpb"] for row in run.rows if row.get("validation_bpb") is not None]
     return {
@@ -53,9 +54,17 @@ def row_of(run: RunRecord) -> dict[str, Any]:
         "loss": last.get("loss"),
         "bits_per_byte": measured[-1] if measured else None,
         "tokens_per_second": run.tokens_per_second,
-        "bytes": sum(path.stat().st_size for path in files) or None,
-        "age": time.time() - max(path.stat().st_mtime for path in files) if files else None,
+        "bytes": sum(file.st_size for file in files) or None,
+        "age": time.time() - max(file.st_mtime for file in files) if files else None,
     }
+
+
+def _files(folder: Path) -> Iterator[os.stat_result]:
+    """The files below a folder; one that a training run deletes meanwhile is left out."""
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file():
+                yield path.stat()
 
 
 def as_cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from support.command import lrkv
@@ -28,6 +29,9 @@ def test_runs_are_listed_with_their_state(capsys, monkeypatch, two):
     hold = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, fcntl.LOCK_EX)"
     hold += "; print(flush=True); sys.stdin.read()"
     other = [sys.executable, "-c", hold, str(stopped / "lock")]
+    (stopped / "checkpoint").symlink_to("deleted")  # once it was listed
+    real = Path.is_file
+    monkeypatch.setattr(Path, "is_file", lambda path: path.is_symlink() or real(path))
     with subprocess.Popen(other, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as trainer:
         trainer.stdout.readline()
         _, out, _ = lrkv(capsys, monkeypatch, "runs", str(finished.parent))
