@@ -12,7 +12,6 @@ from lrkv_jax.lab.report.comparison.contrasts import (
 from lrkv_jax.lab.report.comparison.files import (
     archive_runs,
     archived_by_name,
-    pretraining,
     read_run_record,
     read_runs,
     read_sound_runs,

@@ -3,7 +3,7 @@
 import contextlib
 import fcntl
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from lrkv_jax import files
@@ -51,25 +51,6 @@ def read_sound_runs(paths: Iterable[str | Path]) -> tuple[list[RunRecord], dict[
             broken[folder] = str(error).replace(f"{folder}/", "")
     sound.sort(key=lambda run: (run.scale, order(run), run.seed, str(run.path)))
     return sound, broken
-
-
-def pretraining(run: RunRecord, known: Mapping[Path, RunRecord]) -> RunRecord:
-    """The run whose loss is of text: this one, or what it was started from.
-
-    `known` are runs by their resolved path; others are read from `init_from`. Raises `LrkvError`
-    where there is none, or it has not finished: it has no bits per byte then.
-    """
-    before = run
-    while before.midtrained:
-        if not before.config.init_from:
-            raise LrkvError(f"no pretraining: {before.path} began with conversations")
-        path = Path(before.config.init_from)
-        if path.resolve() not in known and not (path / "config.yaml").is_file():
-            raise LrkvError(f"no run: {path}, which {before.path} was started from")
-        before = known.get(path.resolve()) or read_runs([path])[0]
-    if before.bits_per_byte is None:
-        raise LrkvError(f"not finished: {before.path}, so no bits per byte of {run.label}")
-    return before
 
 
 def _runs_in(path: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """Benchmark scores: Table 2 and Figure 19."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,7 +13,7 @@ from lrkv_jax.lab.report.comparison import (
     correlation,
     every_setting,
     mean_and_sd,
-    pretraining,
+    read_run_record,
     settings,
 )
 from lrkv_jax.lab.report.figures import Picture, legend_below, panels
@@ -92,17 +93,27 @@ def _measured(runs: Sequence[RunRecord]) -> Mapping[str, Points]:
     known = {run.path.resolve(): run for run in runs}
     for setting in every_setting(runs):
         for run in setting.runs:
-            if (run.evaluation or {}).get("combined") is None:
+            bits = _pretraining_bits(run, known)
+            if bits is None or (run.evaluation or {}).get("combined") is None:
                 continue
-            try:
-                bits = pretraining(run, known).bits_per_byte
-            except LrkvError:
-                continue  # there is no pretraining to plot it at
             points = found.setdefault(setting.name, {})
             at = points.setdefault((run_style(run), run.label), ([], []))
             at[0].append(bits)
             at[1].append(100 * run.evaluation["combined"])
     return found
+
+
+def _pretraining_bits(run: RunRecord, known: Mapping[Path, RunRecord]) -> float | None:
+    """Bits per byte of the run whose loss is of text: this one, or what it was started from."""
+    while run.midtrained:
+        if not run.config.init_from:
+            return None
+        path = Path(run.config.init_from).resolve()
+        try:
+            run = known.get(path) or read_run_record(path)
+        except LrkvError:  # it is not there, or damaged
+            return None
+    return run.bits_per_byte
 
 
 def _draw(axis: Axes, heading: str, points: Points) -> None:
