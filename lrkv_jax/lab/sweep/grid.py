@@ -42,7 +42,8 @@ def grid(config: str, settings: Sequence[str], out: str | None = None) -> list[P
     points: dict[str, Point] = {}
     for values in itertools.product(*axes.values()):
         chosen = dict(zip(axes, values, strict=True))
-        overrides = [f"{key}={value}" for key, value in _spelled_out(chosen)]
+        overrides = [f"{key}={value}" for key, value in chosen.items() if key != "seed"]
+        overrides += [f"{key}={chosen['seed']}" for key in SEEDS if "seed" in chosen]
         run = load_config(config, overrides)
         name = _name(run.attention, {key: chosen[key] for key in several})
         if name in points:
@@ -88,11 +89,6 @@ def _split(text: str) -> list[str]:
         else:
             parts[-1] += character
     return [part.strip() for part in parts if part.strip()]
-
-
-def _spelled_out(chosen: dict[str, str]) -> list[tuple[str, str]]:
-    plain = [(key, value) for key, value in chosen.items() if key != "seed"]
-    return plain + [(key, chosen["seed"]) for key in SEEDS if "seed" in chosen]
 
 
 def _name(variant: str, chosen: dict[str, str]) -> str:

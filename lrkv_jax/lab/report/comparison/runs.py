@@ -116,11 +116,6 @@ class RunRecord:
         return cache_allocated_bytes_per_token(model) / mha
 
     @property
-    def cache_bytes_measured(self) -> float | None:
-        """Bytes per token in the live cache, summed from its buffers; None if not evaluated."""
-        return self.evaluation["kv_cache_bytes_per_token"] if self.evaluation else None
-
-    @property
     def steps_done(self) -> int:
         return self.rows[-1]["step"] if self.rows else 0
 

@@ -68,7 +68,7 @@ def _live_cache(run: RunRecord) -> Cell:
     if run.evaluation is None:
         return Cell()
     dtype = run.evaluation.get("kv_cache_dtype") or run.evaluation.get("dtype", "")
-    return Cell(run.cache_bytes_measured, note=dtype and f"A cache in {dtype}.")
+    return Cell(run.evaluation["kv_cache_bytes_per_token"], note=dtype and f"A cache in {dtype}.")
 
 
 @report_item("Table 1", "Pretraining across scales")

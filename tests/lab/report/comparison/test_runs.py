@@ -32,8 +32,9 @@ def test_a_folder_of_runs_is_searched_two_levels_deep_and_its_seeds_compared(swe
     # (K + H·R) / (H·K) of H = 4, K = 32.
     assert cache_fraction(run.config.model) == (32 + 4 * 4) / (4 * 32)
     # Float32, 4 layers: shared and latents of both, padded to 8 of them, and 4 inverse norms.
-    assert run.cache_bytes_measured == 4 * (4 * 2 * (32 + 4 * 8) + 4 * 4)
-    assert run.finished and run.evaluation is not None and run.analysis is None
+    measured = run.evaluation["kv_cache_bytes_per_token"]
+    assert measured == 4 * (4 * 2 * (32 + 4 * 8) + 4 * 4)
+    assert run.finished and run.analysis is None
     (setting,) = settings(runs)
     assert setting.name == "quickstart"
     assert setting.labels == ["MHA", "GQA-2", "MQA", "MLA-32", "LRKV-2", "LRKV-4", "LRKV-8"]
