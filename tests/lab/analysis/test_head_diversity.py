@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.variants import FIVE, random_params, small
+from support.variants import FIVE, small
 
-from lrkv_jax import head_diversity
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.analysis.diversity import (
     centered,
@@ -16,7 +15,7 @@ from lrkv_jax.lab.analysis.diversity import (
     null,
     spectrum,
 )
-from lrkv_jax.lab.analysis.heads import head_weights, random_heads
+from lrkv_jax.lab.analysis.heads import random_heads
 
 
 def drawn(H, D, W, seed=0):
@@ -117,16 +116,3 @@ def test_what_is_no_gram_matrix_or_no_null_is_refused_and_a_null_of_one_has_no_s
     one = null(random_heads(config, 1), 2)["query_key"]
     assert one["sd"]["centred"]["percent_of_cap"] is None
     assert one["sd_of_mean"]["mean_off_diagonal"] is None
-
-
-def test_a_model_s_diversity_is_of_its_heads_forms():
-    """`test_head_weights.py` has the model's own logits as the oracle of its heads."""
-    config = small(FIVE["mla"])
-    params = random_params(config)
-    found = head_diversity(config, params)
-    for at, heads in enumerate(head_weights(config, params)):
-        for kind in ("query_key", "value_output"):
-            flat = forms(*getattr(heads, kind)()).reshape(config.heads, -1)
-            flat /= np.linalg.norm(flat, axis=1, keepdims=True)
-            np.testing.assert_allclose(found[kind][at].gram_HH, flat @ flat.T, atol=1e-12)
-    assert [len(layers) for layers in found.values()] == [2, 2]
