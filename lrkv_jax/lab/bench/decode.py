@@ -179,11 +179,11 @@ def run(settings: DecodeBenchmark, progress: report.Progress = report.silent) ->
     rows: list[DecodeTiming] = []
     done = itertools.count()
     total = sum(map(len, models.values())) * len(settings.batches) * len(settings.lengths)
+
+    def begin(what: str) -> None:
+        progress(what, next(done), total)
+
     for scale, batch, length in itertools.product(models, settings.batches, settings.lengths):
-
-        def begin(variant: str, what: str = f"{scale}, batch {batch}, {length} tokens") -> None:
-            progress(f"{what}: {variant}", next(done), total)
-
         rows += _at_one_shape(settings, scale, models[scale], batch, length, begin)
     # The machine may have been busier at one end of the run than at the other.
     copies += clock.copy_bandwidth(copy_bytes)
@@ -221,7 +221,7 @@ def _at_one_shape(
     if report.skip_unless_it_fits(every, need, limit):
         candidates: list[Candidate] = []
         for (variant, model), count in zip(models.items(), copies, strict=True):
-            begin(variant)
+            begin(f"{scale}, batch {batch}, {length} tokens: {variant}")
             problem = make_problem(model, lengths_B, length, settings.dtype, settings.seed)
             candidates += _candidates(rows[variant], problem, count)
         _time(candidates, settings.samples)
