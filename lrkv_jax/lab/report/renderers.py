@@ -46,12 +46,6 @@ def _cells(table: Table, form: _Format) -> tuple[list[str], list[list[str]], lis
     return headings, rows, notes + [BOLD] * bool(best)
 
 
-def _body(table: Table, form: _Format) -> tuple[str, list[str]]:
-    """The table in a format of tabulate, and the notes below it."""
-    headings, rows, notes = _cells(table, form)
-    return tabulated(headings, rows, form=form.name), notes
-
-
 def _text(cell: Cell, column: Column, form: _Format, footnotes: list[str], *, best: bool) -> str:
     """One cell's text; its footnotes join those of the table."""
     text = column.format(cell.value)
@@ -95,7 +89,8 @@ def terminal(table: Table) -> str:
 def markdown(table: Table) -> str:
     """The table under a heading, with its notes below."""
     form = _Format("pipe", lambda text: text.replace("|", "\\|"), "**{}**", "*{}*", " [{}]")
-    body, notes = _body(table, form)
+    headings, rows, notes = _cells(table, form)
+    body = tabulated(headings, rows, form=form.name)
     parts = [f"## {table.title}", table.caption, body, *notes]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -107,7 +102,8 @@ def html(table: Table) -> str:
         "unsafehtml", text, "<b>{}</b>", "<i>{}</i>", "<sup>{}</sup>",
         '<span class="words">{}</span>',
     )  # fmt: skip
-    body, notes = _body(table, form)
+    headings, rows, notes = _cells(table, form)
+    body = tabulated(headings, rows, form=form.name)
     if not any(column.heading for column in table.columns):
         body = body.partition("<thead>")[0] + body.partition("</thead>")[2]
     caption = f"<b>{text(table.title)}</b>" + f". {text(table.caption)}" * bool(table.caption)
