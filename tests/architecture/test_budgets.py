@@ -20,13 +20,13 @@ PLAN = {
 }  # fmt: skip
 # The lines that each package may have.
 BUDGET = {
-    "config": 1759, "models": 3275, "kernels": 3094, "optim": 460, "distributed": 1487,
-    "training": 2987, "data": 3289, "inference": 3172, "serving": 1811, "evaluation": 1512,
-    "interop": 2271, "cli": 1689, "lab": 8047, "": 232,
+    "config": 1750, "models": 3253, "kernels": 3062, "optim": 460, "distributed": 1468,
+    "training": 2987, "data": 3211, "inference": 3172, "serving": 1811, "evaluation": 1512,
+    "interop": 2271, "cli": 1687, "lab": 7964, "": 232,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_774, 3_839, 800
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_609, 3_790, 800
 
 
 def lines_of(path):

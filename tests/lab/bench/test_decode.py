@@ -142,7 +142,7 @@ def test_what_does_not_fit_in_memory_is_skipped_with_the_figures(monkeypatch):
         ("decode --variants mha,foo", "attention = foo is not a variant: use one of mha, gqa"),
         ("decode --batch 0", "batches: 0 is not a size"),
         ("decode model.dtype=bfloat16", "model.dtype: use --dtype"),
-        ("decode --length 1k", "--length 1k: use whole numbers"),
+        ("decode --length 1k", "--length': 1k: use a whole number"),
         ("train mesh.fsdp=3", "must multiply to the number of devices, 8"),
         ("train train.wdith=4", "unknown key train.wdith"),
         ("train model.layers_pattern=SG model.window=8 --depth 3", "SG, 2 layers, does not divide"),
