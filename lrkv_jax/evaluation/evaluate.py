@@ -73,8 +73,10 @@ def evaluate(
     chosen, settings = questions_of(config, tasks, settings)
     if not isinstance(run, TrainedRun):
         run = load_run(run, step=step, overrides=overrides)
-    elif run.directory is None or step is not None or overrides:
+    elif step is not None or overrides:
         raise LrkvError("step and overrides choose what load_run reads: give it them")
+    if run.directory is None:
+        raise LrkvError("the run has no directory for evaluation.json: give one that load_run read")
     batch = batch or run.config.train.global_batch_size
     report = run.directory / "evaluation.json"
     check_writable(report)

@@ -162,7 +162,10 @@ def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):
     mixture = MixtureConfig(train=parts, heldout=parts)
     data = run.config.data.model_copy(update={"mixture": mixture})
     config = run.config.model_copy(update={"data": data})
-    run = dataclasses.replace(run, config=config, directory=tmp_path)
+    run = dataclasses.replace(run, config=config)
+    with pytest.raises(LrkvError, match="the run has no directory"):
+        module.evaluate(run, tasks=["arc_easy"], settings=DEMO)
+    run = dataclasses.replace(run, directory=tmp_path)
     monkeypatch.setattr(module, "read_run", lambda *arguments: run.config)
     monkeypatch.setattr(module, "load_run", lambda *arguments, **options: run)
     result = module.evaluate(
