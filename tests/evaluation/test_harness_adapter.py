@@ -246,5 +246,6 @@ def test_the_command_asks_a_run_and_reports_what_ours_scores(tiny, tasks, tmp_pa
     ):
         with pytest.raises(LrkvError, match=line):
             LrkvLM.create_from_arg_obj(arguments)
-    lm = LrkvLM.create_from_arg_string(f"run={run},batch=2,mesh.data=2,mesh.fsdp=4")
-    assert lm.model.batch == 2 and lm.tokenizer_name.startswith("sotu-4096-")
+    lm = LrkvLM.create_from_arg_string(f"run={run},batch=10,mesh.data=2,mesh.fsdp=4")
+    # Each of eight devices has as many slots as the others.
+    assert lm.model._engine.batch == 16 and lm.tokenizer_name.startswith("sotu-4096-")
