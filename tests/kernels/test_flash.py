@@ -149,9 +149,10 @@ def test_the_longest_sequences_choose_tiles_and_what_cannot_be_chosen_is_refused
         for name in ("dot_product", "chunked")
     ]
     assert dispatch.choices()["causal_attention"].startswith("chunked: ")
-    for impl, message in (
-        ("cudnn", "cannot run as cudnn: the backend is cpu, not a GPU; use auto"),
-        ("flash", "train kernel 'flash' is unknown: use auto, dot_product, chunked, cudnn"),
+    for how, message in (
+        ({"impl": "cudnn"}, "cannot run as cudnn: the backend is cpu, not a GPU; use auto"),
+        ({"impl": "flash"}, "train kernel 'flash' is unknown: use auto, dot_product, chunked"),
+        ({"window": 0}, "a window of 0 positions: use 1 or more"),
     ):
         with pytest.raises(LrkvError, match=message):
-            flash.causal_attention(*arrays(1, 4, 1, 1, 8, 8)[:3], scale=1.0, impl=impl)
+            flash.causal_attention(*arrays(1, 4, 1, 1, 8, 8)[:3], scale=1.0, **how)

@@ -57,8 +57,11 @@ def causal_attention(
     With a `window` W a query sees W positions, itself among them: t − W < s ≤ t (arXiv 2004.05150).
     H query heads share G key/value heads in order (GQA, arXiv 2305.13245): head h reads group
     h // (H / G). Logits and softmax are float32; the output has v's dtype. `impl` is one of
-    `IMPLEMENTATIONS`; raises `LrkvError` for another, and for `cudnn` where it cannot run.
+    `IMPLEMENTATIONS`; raises `LrkvError` for another, for `cudnn` where it cannot run, and for a
+    window below 1.
     """
+    if window is not None and window < 1:
+        raise LrkvError(f"a window of {window} positions: use 1 or more, or None")
     run = _RUN[choose(q_BTHW, k_BTGW, v_BTGK, segments_BT, impl)]
     return run(q_BTHW, k_BTGW, v_BTGK, scale=scale, segments_BT=segments_BT, window=window)
 
