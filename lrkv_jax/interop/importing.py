@@ -34,7 +34,8 @@ from lrkv_jax.interop.tokenizer_files import KEPT, keep_special_ids
 from lrkv_jax.models.transformer import abstract_parameters, specs
 from lrkv_jax.training.checkpointing import Checkpointer
 
-FILES = ("config.json", *KEPT, "*.safetensors", shards.INDEX)
+# Not Mistral's consolidated.safetensors, which are the same weights once more.
+FILES = ("config.json", *KEPT, "[!c]*.safetensors", shards.INDEX)
 LONGEST = 8192  # context of a run whose model names a longer one
 BUFFERS = ("rotary_emb.inv_freq",)  # in old files, computed here
 
