@@ -34,7 +34,7 @@ class Callbacks:
     ):
         self.config, self.loader, self.checkpoints = setup.config, setup.loader, checkpoints
         self._directory, self._log, self._progress = setup.directory, log, progress
-        self._tokens_until = setup.tokens_until
+        self._tokens_until, self._flops_until = setup.tokens_until, setup.flops_until
         self._writes = setup.processes.index == 0
         self._validate = make_validation(
             self.config.model, setup.mesh, setup.token_bytes_V,
@@ -100,6 +100,7 @@ class Callbacks:
         about = {
             "config": self.config.model_dump(mode="json"),
             "tokens": self._tokens_until(step),
+            "flops": self._flops_until(step),
             "loader": {"step": step} | data_fingerprints(self.loader, step),
         }
         loss = self._losses.get(step)

@@ -92,7 +92,8 @@ def train(
         with progress.doing("restore" if saved else "init", saved):
             state, start, data = restore_or_init(setup, checkpoints, abstract, allow)
         if start >= end:
-            more = "train.steps" if start >= total else "--until"
+            length = "train.epochs" if setup.config.train.epochs else "train.steps"
+            more = length if start >= total else "--until"
             progress.info(
                 f"{setup.directory}: already at step {start} of {total}; raise {more} to train "
                 "longer"
@@ -107,8 +108,11 @@ def train(
             program = compiled_step(setup, abstract)
         progress.info(str(program))
         if start:
-            tokens = checkpoints.manifest(start)["tokens"]
-            setup = replace(setup, more_tokens=tokens - setup.tokens_until(start))
+            manifest = checkpoints.manifest(start)
+            setup = replace(setup, more_tokens=manifest["tokens"] - setup.tokens_until(start))
+            # Checkpoints of before have no count of operations.
+            flops = manifest.get("flops", setup.flops_until(start))
+            setup = replace(setup, more_flops=flops - setup.flops_until(start))
         stopping = stopping or stack.enter_context(Stopping(processes=processes))
         stop_requested = stack.enter_context(stopping.hold(start, progress.warn))
         writes = processes.index == 0

@@ -23,7 +23,6 @@ from lrkv_jax import files
 from lrkv_jax.config.old_names import metrics_of_today
 from lrkv_jax.distributed.hardware import hardware_of
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.models.accounting.counts import training_flops_per_token
 from lrkv_jax.training.setup import Setup
 
 FLUSH_SECONDS = 10.0  # how far behind TensorBoard's curves may be
@@ -40,9 +39,7 @@ class Meter:
     """Turns a step's metrics into a row: adds counts, and the wall time since the row before."""
 
     def __init__(self, setup: Setup):
-        train = setup.config.train
-        self._tokens, self._tokens_until = setup.tokens_per_step, setup.tokens_until
-        self._flops = training_flops_per_token(setup.config.model, train.seq_len)
+        self._setup = setup
         one = hardware_of(setup.mesh.devices.flat[0].device_kind)
         self._peak = one.bf16_flops * setup.mesh.size if one else None
         self.restart()
@@ -61,14 +58,14 @@ class Meter:
         now = time.perf_counter()
         seconds, waited = now - self._last, now - before
         self._last = now
-        rate, tokens = self._tokens / seconds, self._tokens_until(step)
+        setup, rate = self._setup, self._setup.tokens_per_step / seconds
         return {
             "step": step,
             **{name: value.item() for name, value in jax.device_get(metrics).items()},
-            "tokens": tokens,
-            "flops": tokens * self._flops,
+            "tokens": setup.tokens_until(step),
+            "flops": setup.flops_until(step),
             "tokens_per_second": rate,
-            "mfu": rate * self._flops / self._peak if self._peak else None,
+            "mfu": rate * setup.flops_per_token / self._peak if self._peak else None,
             "seconds": seconds,
             "host_share": 1 - waited / seconds,
             "memory_bytes": memory_peak(),

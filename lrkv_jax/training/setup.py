@@ -20,6 +20,7 @@ from lrkv_jax.distributed.mesh import check_mesh, make_mesh
 from lrkv_jax.distributed.processes import Processes
 from lrkv_jax.distributed.rules import batch_sharding, local_rows
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.models.accounting.counts import training_flops_per_token
 from lrkv_jax.optim import learning_rates
 from lrkv_jax.training.init_from import check_init_from, with_teacher
 from lrkv_jax.training.state import resolve
@@ -30,8 +31,8 @@ from lrkv_jax.training.token_batch import BatchFormat
 class Setup:
     """A run that can be: `config` has no `auto` and counts its steps, `loader` reads its batches.
 
-    Of several `processes` each has one, with its rows of the batch. `more_tokens` is what the steps
-    of another batch size, before this start, had more.
+    Of several `processes` each has one, with its rows of the batch. `more_tokens` and `more_flops`
+    are what the steps of other batches, before this start, had more.
     """
 
     config: RunConfig
@@ -39,6 +40,7 @@ class Setup:
     loader: Loader
     processes: Processes
     more_tokens: int = 0
+    more_flops: float = 0.0
 
     @property
     def directory(self) -> Path:
@@ -51,6 +53,14 @@ class Setup:
     def tokens_until(self, step: int) -> int:
         """The tokens of all steps up to this one."""
         return step * self.tokens_per_step + self.more_tokens
+
+    @cached_property
+    def flops_per_token(self) -> float:
+        return training_flops_per_token(self.config.model, self.config.train.seq_len)
+
+    def flops_until(self, step: int) -> float:
+        """The floating-point operations of all steps up to this one."""
+        return self.tokens_until(step) * self.flops_per_token + self.more_flops
 
     @cached_property
     def batch_sharding(self) -> NamedSharding:

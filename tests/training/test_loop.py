@@ -20,6 +20,7 @@ from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.loader import make_loader
 from lrkv_jax.distributed.stopping import Stopping
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.models.accounting.counts import training_flops_per_token
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.loop import train
 from lrkv_jax.training.metrics import read_metrics
@@ -166,23 +167,29 @@ def test_another_setting_that_changes_the_result_is_refused_with_its_values(ende
 @pytest.mark.slow
 def test_an_allowed_change_is_taken_and_written_into_the_history(ended, tmp_path):
     run = shutil.copytree(ended.run, tmp_path / "[/b]x")  # which rich would read as markup (A21)
-    other = ended.config(
-        "train.global_batch_size=4", "train.steps=8", "train.max_checkpoints=3", run=run
-    )
-    with pytest.raises(LrkvError, match="train.global_batch_size = 8, and 4 is asked for"):
+    settings = "global_batch_size=4", "seq_len=16", "steps=8", "max_checkpoints=3"
+    other = ended.config(*(f"train.{one}" for one in settings), run=run)
+    with pytest.raises(LrkvError, match="train.seq_len = 32, and 16 is asked for"):
         train(other, console=quiet(), **ONE)
     console = quiet()
-    result = train(other, allow=["train.global_batch_size"], until=7, console=console, **ONE)
-    assert result.step == 7 and len(read_metrics(run)) == 7
+    allow = ["train.global_batch_size", "train.seq_len"]
+    result = train(other, allow=allow, until=7, console=console, **ONE)
+    rows = read_metrics(run)
+    assert result.step == 7 and len(rows) == 7
     with Checkpointer(run / "checkpoints") as checkpoints:
-        counts = checkpoints.manifest(7)["tokens"], read_metrics(run)[-1]["tokens"]
-    assert counts == (6 * 8 * 32 + 4 * 32,) * 2
+        manifest = checkpoints.manifest(7)
+    assert [manifest["tokens"], rows[-1]["tokens"]] == [6 * 8 * 32 + 4 * 16] * 2
+    # Attention over fewer positions takes fewer operations a token.
+    per_token = training_flops_per_token(other.model, 16)
+    assert per_token < training_flops_per_token(other.model, 32)
+    assert rows[-1]["flops"] == manifest["flops"] == rows[5]["flops"] + 4 * 16 * per_token
     assert "from step 6 on, train.global_batch_size is 4, not 8" in console.file.getvalue()
     assert read_run(run).train.global_batch_size == 4 and read_run(run).train.steps == 8
     rows = read_history(run)
     assert [(row["event"], row["step"]) for row in rows[:2]] == [("start", 0), ("start", 6)]
     assert {row["key"]: (row["step"], row["role"], row["old"], row["new"]) for row in rows[2:]} == {
         "train.global_batch_size": (6, "semantics", 8, 4),
+        "train.seq_len": (6, "semantics", 32, 16),
         "train.steps": (6, "semantics", 6, 8),  # a run may become longer, and that is recorded
         "train.max_checkpoints": (6, "schedule", 2, 3),
         "run_dir": (6, "placement", str(ended.run), str(run)),
