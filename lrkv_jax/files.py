@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import secrets
 import shutil
@@ -40,6 +41,15 @@ def write(path: str | Path, text: str) -> None:
     except OSError:
         fresh.unlink(missing_ok=True)
         raise
+
+
+def finite(content: Any) -> Any:
+    """The content with null for the numbers that JSON lacks; not every reader takes NaN."""
+    if isinstance(content, dict):
+        return {name: finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def write_json(path: str | Path, content: Any) -> None:

@@ -1,6 +1,5 @@
 """The commands by which models leave, come and change: export, import, convert."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -113,7 +112,7 @@ def convert(
             share=bytes_, tokens=tokens, heldout=heldout, context=context, progress=progress,
         )  # fmt: skip
     if as_json:
-        print(json.dumps(report, indent=2))
+        print(shared.json_of(report))
     else:
         _show(report, new)
         print(f"healing: lrkv train configs/heal.yaml init_from={new} train.teacher={run}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from lrkv_jax.cli.shared import Json, Overrides, app
+from lrkv_jax.cli.shared import Json, Overrides, app, json_of
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.report.tabulated import tabulated
 
@@ -28,7 +27,7 @@ def runs(
     sound, broken = read_sound_runs(folders or ["runs"])
     rows = [row_of(run) for run in sound if run.path.is_dir()]
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(json_of(rows))
     else:
         print(tabulated(HEADERS, [as_cells(row) for row in rows], left=2, form="simple"))
     for folder, reason in broken.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -89,7 +88,7 @@ def evaluate(
             settings=settings, overrides=overrides or [], progress=progress,
         )  # fmt: skip
     if as_json:
-        print(json.dumps(result, indent=2))
+        print(shared.json_of(result))
     else:
         print_evaluation(result, Console(markup=False))
 
@@ -294,7 +293,7 @@ def _print_checkpoints(entries, as_json: bool, *, checked: bool = False) -> None
         more = {"bytes": entry.bytes, "best": entry.best, "damage": entry.damage}
         rows.append({"step": entry.step, **known, **more})
     if as_json:
-        print(json.dumps(rows, indent=2))
+        print(shared.json_of(rows))
         return
     table = []
     for row in rows:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import resource
 import secrets
@@ -108,7 +107,7 @@ class MetricsLog:
         """Append one step's row; its numbers go to TensorBoard too (`scalars_of`)."""
         if not self._writes:
             return
-        self._unwritten += json.dumps(_strict(row)).encode() + b"\n"
+        self._unwritten += json.dumps(files.finite(row)).encode() + b"\n"
         try:
             self._write()
         except OSError as error:
@@ -295,14 +294,6 @@ def scalars_of(row: dict[str, Any]) -> dict[str, float]:
         return f"train/{name}"
 
     return {curve(name): value for name, value in numbers.items()} | (subset if last else {})
-
-
-def _strict(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with null for what JSON has no number for; not every reader takes NaN."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in row.items()
-    }
 
 
 def read_metrics(run_dir: str | Path) -> list[dict[str, Any]]:

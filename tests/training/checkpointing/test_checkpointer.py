@@ -156,7 +156,7 @@ def test_no_sharding_changes_it(dtype):
 def pristine(tmp_path_factory):
     run = tmp_path_factory.mktemp("run")
     with Checkpointer(run / "checkpoints", max_to_keep=9) as checkpoints:
-        for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, None)):
+        for step, loss in ((1, np.nan), (2, 1.0), (3, 2.0), (4, None)):
             items = {"params": {"w": jnp.full((30, 5), step / 7)}, "run": {"step": jnp.int32(step)}}
             checkpoints.save(step, items, {"tokens": 100 * step}, loss)
             checkpoints.wait()
@@ -191,6 +191,8 @@ def test_list_and_verify_say_what_is_there(run, monkeypatch, capsys):
     rows = json.loads(out)
     assert code == 0 and [row["step"] for row in rows] == [1, 2, 3, 4]
     assert [row["best"] for row in rows] == [False, True, False, False]
+    # Of a loss that is no number, which not every reader of JSON takes.
+    assert [row["validation_loss"] for row in rows] == [None, 1.0, 2.0, None]
     assert [row["tokens"] for row in rows] == [100, 200, 300, 400]
     assert all(row["bytes"] > 600 and row["damage"] is None for row in rows)
     code, out, _ = lrkv(capsys, monkeypatch, "checkpoint", "verify", run)
