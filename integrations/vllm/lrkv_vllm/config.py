@@ -49,10 +49,6 @@ class Checks:
         whole = [name for name in split if getattr(config, name) % workers]
         typed, fits = cache.cache_dtype in ("auto", dtype), cache.block_size % SLOTS == 0
         leave = "leave it out"
-        # Angles are those that the export has computed.
-        turned = isinstance(model.hf_overrides, dict) and any(
-            "rope" in n for n in model.hf_overrides
-        )
         right = {
             f"--dtype {dtype}": (dtype in DTYPES, f"use {' or '.join(DTYPES)}"),
             f"--kv-cache-dtype {cache.cache_dtype}": (typed, leave),
@@ -63,7 +59,7 @@ class Checks:
             "--quantization": (not model.quantization, leave),
             "--enable-lora": (not vllm_config.lora_config, leave),
             "--speculative-config": (not vllm_config.speculative_config, leave),
-            "--hf-overrides of rope": (not turned, leave),
+            "--hf-overrides": (not model.hf_overrides, leave),
         }
         for option, (is_right, fix) in right.items():
             if not is_right:

@@ -33,7 +33,7 @@ REFUSED = {
     "pipeline": ({}, {"pipeline_parallel_size": 2}, "--pipeline-parallel-size"),
     "quantization": ({}, {"quantization": "fp8"}, "--quantization"),
     "lora": ({}, {"enable_lora": True}, "--enable-lora"),
-    "angles": ({}, {"hf_overrides": {"rope_theta": 1e6}}, "--hf-overrides of rope"),
+    "angles": ({}, {"hf_overrides": {"rope_theta": 1e6}}, "--hf-overrides"),
 }
 
 
