@@ -136,7 +136,16 @@ class Connection(H11Protocol):
 
     def _await_head(self):
         self._stop_waiting()
-        self._late = self.loop.call_later(self._connections.limits.head, self.transport.abort)
+        # What is unsent is of the response before, which a client may read slowly.
+        unsent = self.transport.get_write_buffer_size()
+        seconds = SEND_SECONDS if unsent else self._connections.limits.head
+        self._late = self.loop.call_later(seconds, self._end_unless_read, unsent)
+
+    def _end_unless_read(self, unsent):
+        if self.transport.get_write_buffer_size() < unsent:
+            self._await_head()
+        else:
+            self.transport.abort()
 
     def _stop_waiting(self):
         if self._late is not None:
