@@ -94,7 +94,7 @@ class LrkvForCausalLM(nn.Module):
             loaded.add(name)
         if missing := own.keys() - loaded:
             raise ValueError(f"the weights have no {min(missing)}: export the run again")
-        return loaded
+        return {name for name, _ in self.named_parameters()}  # those of no size, too
 
     def process_weights_after_loading(self):
         """vLLM's hook behind every loader, that of drawn weights included."""

@@ -16,7 +16,7 @@ from openai import OpenAI
 
 @contextlib.contextmanager
 def served(folder, *options, seconds=180, **variables):
-    """The address of a server of a folder; it ends with the block. Raises what it printed last."""
+    """The address of a server of a folder; it ends with the block. Raises what it printed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -41,7 +41,9 @@ def served(folder, *options, seconds=180, **variables):
                     yield address
                     return
             log.seek(0)
-            raise RuntimeError(log.read()[-3000:])
+            said = log.read()
+            # The first failure is the cause of those behind it.
+            raise RuntimeError((said.partition("Traceback")[2] or said)[:6000])
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
