@@ -7,6 +7,8 @@ import sys
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from rich.console import Console
 from support.full import full_output
@@ -15,7 +17,7 @@ from lrkv_jax.config.schema import WatchdogConfig
 from lrkv_jax.distributed.hardware import HARDWARE, hardware, hardware_of
 from lrkv_jax.distributed.processes import Processes
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.training.metrics import MetricsLog, WandB, read_metrics
+from lrkv_jax.training.metrics import Meter, MetricsLog, WandB, read_metrics
 from lrkv_jax.training.progress import ProgressDisplay
 
 ROW = {"step": 7, "loss": 1.5, "tokens_per_second": 2e4, "mfu": None, "skipped": 0, "bpb": 1.0,
@@ -114,6 +116,17 @@ def test_a_log_that_resumes_has_each_step_once_in_order(tmp_path):
     with MetricsLog(tmp_path, start_step=6, warn=print) as log:
         log.row({"step": 7, "loss": 1.0})
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4, 7]
+
+
+def test_a_row_s_speed_is_by_its_own_time_and_the_devices_datasheet(monkeypatch):
+    times = iter([10.0, 11.5, 12.0])  # the row before, until the host waits, until it is there
+    monkeypatch.setattr("time.perf_counter", lambda: next(times))
+    device = SimpleNamespace(device_kind="NVIDIA H200")
+    setup = MagicMock(tokens_per_step=1000, flops_per_token=5e9)
+    setup.mesh = SimpleNamespace(devices=np.array([device, device]), size=2)
+    row = Meter(setup).row(3, {"loss": jnp.float32(2)})
+    assert [row[key] for key in ("tokens_per_second", "seconds", "host_share")] == [500, 2, 0.75]
+    assert row["mfu"] == pytest.approx(500 * 5e9 / (2 * 989.5e12), rel=1e-12)
 
 
 def test_a_name_or_what_jax_calls_a_device_finds_it():
