@@ -8,11 +8,16 @@ from dataclasses import replace
 from math import log
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from scipy.stats import ttest_1samp
+from support.served import random_run
 
 from lrkv_jax.config import load_config
+from lrkv_jax.config.schema import MeshConfig
+from lrkv_jax.distributed.mesh import make_mesh
+from lrkv_jax.inference.language_model import LanguageModel
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -101,6 +106,30 @@ def test_of_the_runs_of_a_quarter_the_page_says_what_survives_on_both_splits(pag
 def test_a_token_can_be_copied_if_it_followed_the_same_token_before(pages):
     again_T = pages.runs.seen_before(np.array([5, 6, 7, 5, 6, 5, 6, 7, 7, 5]))
     assert again_T.tolist() == [False, False, False, True, False, True, True, False, True]
+
+
+def test_a_document_s_loss_is_what_decoding_says_of_its_windows(pages, tmp_path, monkeypatch):
+    run = replace(random_run(), mesh=make_mesh(MeshConfig(), jax.devices()[:1]))
+    monkeypatch.setattr("lrkv_jax.load_run", lambda directory: run)
+    long = "We the people, the people of the United States, one and all. " * 36
+    texts = {"corpus/z-tune.jsonl": [("a", long), ("b", "Öl.")], "test.jsonl": [("a", "My")]}
+    (tmp_path / "corpus").mkdir()
+    for name, rows in texts.items():
+        lines = (json.dumps({"kind": kind, "text": text}) for kind, text in rows)
+        (tmp_path / name).write_text("\n".join(lines))
+    found = pages.runs.losses_of_documents(tmp_path, tmp_path, average=False)
+    model = LanguageModel(run, batch=4)
+    for split, rows in zip(("tune", "test"), texts.values(), strict=True):
+        for kind, text in rows:
+            ((nats, tokens, size, copied, copied_size),) = found[split][kind]
+            ids = run.ids(text)
+            windows = [ids[at : at + 257] for at in range(0, len(ids) - 1, 256)]
+            queries = [(window[:1], [window[1:]]) for window in windows]
+            truth = -sum(score.log_p for (score,) in model.log_likelihoods(queries))
+            assert nats == pytest.approx(truth, abs=1e-3)
+            assert (tokens, size) == (len(ids) - 1, len(text.encode()))
+            assert (copied > 0) == (copied_size > 0) == (text == long)
+    assert len(windows) == 1 and len(run.ids(long)) > 2 * 256
 
 
 def planted(part, rng):
