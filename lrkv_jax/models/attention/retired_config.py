@@ -51,6 +51,9 @@ class TiedLRKV(LRKV):
     def cache_padding_values(self, model: ModelShape) -> int:
         return super().cache_padding_values(model) // 2
 
+    def int8_rows(self, model: ModelShape) -> tuple[tuple[int, int], ...]:
+        return super().int8_rows(model)[:1]
+
 
 class LatentMLA(MLA):
     """MLA whose latent itself is rotated, in C dimensions."""
