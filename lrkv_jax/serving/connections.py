@@ -128,24 +128,33 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self.loop.call_later(SEND_SECONDS, self.transport.abort)
+        self._await_reader()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._unread.cancel()
 
+    def _await_reader(self):
+        self._unread = self._later(SEND_SECONDS, self._await_reader)
+
     def _await_head(self):
         self._stop_waiting()
         # What is unsent is of the response before, which a client may read slowly.
-        unsent = self.transport.get_write_buffer_size()
+        unsent = self.transport.get_write_buffer_size() > 0
         seconds = SEND_SECONDS if unsent else self._connections.limits.head
-        self._late = self.loop.call_later(seconds, self._end_unless_read, unsent)
+        self._late = self._later(seconds, self._await_head)
 
-    def _end_unless_read(self, unsent):
-        if self.transport.get_write_buffer_size() < unsent:
-            self._await_head()
-        else:
-            self.transport.abort()
+    def _later(self, seconds, again):
+        """Wait `again` if some of what is unsent is read by then; else close the connection."""
+        unsent = self.transport.get_write_buffer_size()
+
+        def look():
+            if self.transport.get_write_buffer_size() < unsent:
+                again()
+            else:
+                self.transport.abort()
+
+        return self.loop.call_later(seconds, look)
 
     def _stop_waiting(self):
         if self._late is not None:

@@ -20,8 +20,8 @@ PLAN = {
 }  # fmt: skip
 # The lines that each package may have.
 BUDGET = {
-    "config": 1750, "models": 3253, "kernels": 3065, "optim": 460, "distributed": 1468,
-    "training": 2990, "data": 3211, "inference": 3172, "serving": 1820, "evaluation": 1514,
+    "config": 1750, "models": 3256, "kernels": 3065, "optim": 460, "distributed": 1468,
+    "training": 2990, "data": 3211, "inference": 3172, "serving": 1829, "evaluation": 1514,
     "interop": 2272, "cli": 1688, "lab": 7964, "": 242,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
