@@ -45,7 +45,7 @@ def make_optimizer(
         return lambda step: rates(step)[group]
 
     def decayed(decay: float) -> optax.GradientTransformation:
-        if not (decay and config.cautious_decay):
+        if not config.cautious_decay:
             return optax.add_decayed_weights(decay)
         return _cautious(optax.linear_schedule(decay, 0.0, max(total_steps - 1, 1)))
 
