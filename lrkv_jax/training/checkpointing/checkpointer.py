@@ -246,11 +246,12 @@ class Checkpointer:
             return (step, items), unsound
         damaged = sorted((self.directory / layout.DAMAGED).glob("*"))
         if not unsound and not damaged:
-            if self.directory.is_symlink() and not self.directory.exists():
-                raise LrkvError(
-                    f"{self.directory} links to what is not there: mount that, or delete the link "
-                    "to start again from step 0"
-                )
+            with self._processes.together():
+                if self.directory.is_symlink() and not self.directory.exists():
+                    raise LrkvError(
+                        f"{self.directory} links to what is not there: mount that, or delete the "
+                        "link to start again from step 0"
+                    )
             return None, {}
         reasons = "; ".join(f"step {step}: {reason}" for step, reason in unsound.items())
         damaged_names = ", ".join(path.name for path in damaged)
@@ -370,7 +371,13 @@ def _loaded(path: Path, abstract: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_fits(path: Path, saved: dict[str, Any], abstract: dict[str, Any]) -> None:
-    for name, leaf in named(abstract).items():
+    wanted = named(abstract)
+    for name in saved:
+        if name not in wanted and name.partition("/")[0] in abstract:
+            raise LrkvError(
+                f"checkpoint {path} cannot be read as this model: it has {name} as well"
+            )
+    for name, leaf in wanted.items():
         there = saved.get(name)
         if there is None:
             raise LrkvError(f"checkpoint {path} cannot be read as this model: it has no {name}")
