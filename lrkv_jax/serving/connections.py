@@ -96,6 +96,7 @@ class Connection(H11Protocol):
 
     address = ""
     _late: Any = None
+    _unread: Any = None
 
     def __init__(self, *arguments: Any, connections: Connections, **more: Any):
         super().__init__(*arguments, **more)
@@ -112,6 +113,8 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._connections.closed(self)
         self._stop_waiting()
+        if self._unread is not None:
+            self._unread.cancel()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
