@@ -52,6 +52,11 @@ def finite(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
+def json_of(content: Any) -> str:
+    """What a command prints as JSON, as `finite` has it."""
+    return json.dumps(finite(content), indent=2)
+
+
 def write_json(path: str | Path, content: Any) -> None:
     """Write `content` as indented JSON, as `write` does."""
     write(path, json.dumps(content, indent=2) + "\n")

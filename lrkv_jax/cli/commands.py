@@ -190,7 +190,7 @@ def plan(
         )  # fmt: skip
     if sbatch:
         files.write(sbatch, report.sbatch(planned, config, overrides or []))
-    print(shared.json_of(planned) if as_json else report.as_text(planned))
+    print(files.json_of(planned) if as_json else report.as_text(planned))
 
 
 @app.command()
@@ -238,5 +238,5 @@ def doctor(
             begin("starting the next check")
 
         report = examine(show, begin, seconds=seconds, plan=checks)
-    print(shared.json_of(report) if as_json else sentence(report), flush=True)
+    print(files.json_of(report) if as_json else sentence(report), flush=True)
     os._exit(EXIT_BAD_INPUT if report["doctor"] == WRONG else 0)  # a check may hang in a thread

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 from tabulate import tabulate
 
+from lrkv_jax import files
 from lrkv_jax.cli import shared
 from lrkv_jax.cli.shared import Json, Overrides, Run, Step, app, at_least, working
 from lrkv_jax.errors import LrkvError
@@ -112,7 +113,7 @@ def convert(
             share=bytes_, tokens=tokens, heldout=heldout, context=context, progress=progress,
         )  # fmt: skip
     if as_json:
-        print(shared.json_of(report))
+        print(files.json_of(report))
     else:
         _show(report, new)
         print(f"healing: lrkv train configs/heal.yaml init_from={new} train.teacher={run}")

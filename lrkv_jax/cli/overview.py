@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from lrkv_jax.cli.shared import Json, Overrides, app, json_of
+from lrkv_jax import files
+from lrkv_jax.cli.shared import Json, Overrides, app
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.report.tabulated import tabulated
 
@@ -27,7 +28,7 @@ def runs(
     sound, broken = read_sound_runs(folders or ["runs"])
     rows = [row_of(run) for run in sound if run.path.is_dir()]
     if as_json:
-        print(json_of(rows))
+        print(files.json_of(rows))
     else:
         print(tabulated(HEADERS, [as_cells(row) for row in rows], left=2, form="simple"))
     for folder, reason in broken.items():

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 from tabulate import tabulate
 
+from lrkv_jax import files
 from lrkv_jax.cli import shared
 from lrkv_jax.cli.shared import Json, Overrides, Run, Seed, Step, app, count, step_named, working
 from lrkv_jax.errors import EXIT_BAD_INPUT, LrkvError
@@ -88,7 +89,7 @@ def evaluate(
             settings=settings, overrides=overrides or [], progress=progress,
         )  # fmt: skip
     if as_json:
-        print(shared.json_of(result))
+        print(files.json_of(result))
     else:
         print_evaluation(result, Console(markup=False))
 
@@ -293,7 +294,7 @@ def _print_checkpoints(entries, as_json: bool, *, checked: bool = False) -> None
         more = {"bytes": entry.bytes, "best": entry.best, "damage": entry.damage}
         rows.append({"step": entry.step, **known, **more})
     if as_json:
-        print(shared.json_of(rows))
+        print(files.json_of(rows))
         return
     table = []
     for row in rows:

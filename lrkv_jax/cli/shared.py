@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from lrkv_jax import __version__, files
+from lrkv_jax import __version__
 from lrkv_jax.errors import LrkvError
 
 if TYPE_CHECKING:
@@ -90,10 +89,6 @@ def at_least(least: int) -> Callable[[str | int], int]:
 
 
 count = at_least(1)
-
-
-def json_of(content: Any) -> str:
-    return json.dumps(files.finite(content), indent=2)
 
 
 def sizes(text: str) -> tuple[int, ...]:

@@ -177,7 +177,7 @@ def command(
         Path(out).mkdir(parents=True, exist_ok=True)
     with shown as progress:
         report = run(settings, progress)
-    print(json.dumps(as_json(report), indent=2) if print_json else tables(report))
+    print(files.json_of(as_json(report)) if print_json else tables(report))
     if out is not None:
         print(save(report, out), file=sys.stderr)
 
