@@ -131,7 +131,7 @@ def test_samples_follow_others_of_their_program_in_rounds_of_random_order(monkey
     monkeypatch.setattr("time.perf_counter", lambda: 3.0 * len(ran))
     assert clock.timer(ran.append, [(1,), (2,)], calls=5, launches=2)() == 3 / 5
     assert clock.timer(ran.append, [(1,), (2,)], calls=1, launches=1)() == 3.0
-    assert ran == [1, 2, 1, 2]  # the last follows one of its own
+    assert ran == [1, 2, 1, 2]  # the last follows another of its program
 
 
 def test_what_does_not_fit_in_memory_is_skipped_with_the_figures(monkeypatch):
