@@ -42,9 +42,6 @@ def serve(
         ),
     ] = None,
     queue: Annotated[int, typer.Option(min=0, help="Texts that may wait; more get 429.")] = 256,
-    draft_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens that prompt lookup proposes at a time, up to 7.")
-    ] = 0,
     drain: Annotated[
         float, typer.Option(min=0, help="Seconds for accepted requests after SIGTERM.")
     ] = 120.0,
@@ -88,7 +85,6 @@ def serve(
         service = Service(
             trained, name or Path(run).resolve().name,
             batch=batch, context=length, cache_bytes=cache_bytes, queue=queue,
-            draft_tokens=draft_tokens,
         )  # fmt: skip
     size = service.engine_loop.engine.report().cache_bytes / (1 << 20)
     print(

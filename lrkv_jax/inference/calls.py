@@ -33,7 +33,6 @@ class Calls:
     slots, pages: of all shards, and of each, without the null page. window_pages: those of layers
     with a window, of each shard. longest, span: the most pages of a sequence, and window pages.
     prefill, score: shapes of the programs that read, on each shard. steps: most of a call.
-    draft_tokens: as for `Engine`; `drafted` and `accepted` count proposed and right ones.
     """
 
     def __init__(
@@ -50,16 +49,8 @@ class Calls:
         prefill: Shape,
         score: Shape,
         steps: int,
-        draft_tokens: int,
     ):
         self.model, self.mesh, self.steps = model, mesh, steps
-        # A CPU reads one draft in a third of a step of eight slots, and eight in three
-        # steps.
-        single_cpu = jax.default_backend() == "cpu" and shards == 1
-        self.decode_options = {
-            "most": steps, "draft_tokens": draft_tokens, "drafts_at_once": int(single_cpu),
-        }  # fmt: skip
-        self.drafted = self.accepted = 0
         self._batch, self._shards, self._each = slots, shards, longest
         # Of layers of each window: pages of a shard, the null page too, and most of a sequence.
         self._windows = windows = model.config.windows
@@ -72,8 +63,7 @@ class Calls:
         """Drop the cache and all that was started; the cache is made again when it is needed."""
         self.pool: Any = None
         self.started: deque[Callable[[], Any]] = deque()
-        longest = self._each * PAGE if self.decode_options["draft_tokens"] else 0
-        self.slots = SlotState.none(self._batch, self.model.config.vocabulary, longest)
+        self.slots = SlotState.none(self._batch, self.model.config.vocabulary)
         self.slots = placement.replicated(self.slots, self.mesh)
 
     def cache(self) -> Any:
@@ -128,7 +118,7 @@ class Calls:
                 programs.decode, pool, self.slots, self.step_inputs(plan), np.int32(plan.steps),
                 np.bool_(plan.stop_early),
                 _forced(plan.decoding, plan.steps, (self.steps, self._batch)),
-                **self.decode_options,
+                most=self.steps,
             )  # fmt: skip
             turns = [(slot, one, one.turn) for slot, one in plan.decoding.items()]
             answers.append(partial(self._read_steps, turns, plan.steps, outputs))
@@ -167,9 +157,9 @@ class Calls:
         return pool
 
     def _load_history(self, sequences):
-        """Give slots their texts so far, where penalties or drafts depend on them."""
+        """Give slots their texts so far, where penalties depend on them."""
         for sequence in sequences:
-            if self.decode_options["draft_tokens"] or sequence.request.sampling.penalizes:
+            if sequence.request.sampling.penalizes:
                 none = np.iinfo(np.int32).max
                 ids_L = np.full(self._each * PAGE, none, np.int32)
                 ids_L[: len(sequence.tokens)] = sequence.tokens
@@ -179,7 +169,7 @@ class Calls:
                 prompt_L = np.where(sampled_L, none, ids_L)
                 with jax.set_mesh(self.mesh):
                     self.slots = programs.load_history(
-                        self.slots, np.int32(sequence.slot), ids_L, output_L, prompt_L
+                        self.slots, np.int32(sequence.slot), output_L, prompt_L
                     )
 
     def chunk_arrays(self, shape: Shape, chunks: dict) -> tuple:
@@ -233,27 +223,24 @@ class Calls:
         return tuple(found)
 
     def _read_steps(self, turns, count, outputs):
-        if self.decode_options["draft_tokens"]:
-            self.drafted += int(outputs.drafted)
-            self.accepted += int(outputs.accepted)
-        arrays = outputs.tokens_BM, outputs.logprobs_BM, outputs.logits_BNV, outputs.count_B
+        arrays = outputs.tokens_BN, outputs.logprobs_BN, outputs.logits_BNV, outputs.count_B
         self._read_tokens(turns, count, *arrays)
 
-    def _read_tokens(self, turns, count, tokens_BM, logprobs_BM, logits_BNV, count_B):
-        tokens_BM, count_B = np.asarray(tokens_BM), np.asarray(count_B)
+    def _read_tokens(self, turns, count, tokens_BN, logprobs_BN, logits_BNV, count_B):
+        tokens_BN, count_B = np.asarray(tokens_BN), np.asarray(count_B)
         if any(sequence.request.logprobs is not None for _, sequence, _ in turns):
-            logprobs_BM = jax.tree.map(np.asarray, logprobs_BM)
+            logprobs_BN = jax.tree.map(np.asarray, logprobs_BN)
         if logits_BNV is not None:
             logits_BNV = np.asarray(logits_BNV)
         for place, sequence, turn in turns:
-            tokens = tokens_BM[place, : count_B[place]].tolist()
+            tokens = tokens_BN[place, : count_B[place]].tolist()
             if sequence.request.forced:
                 sequence.result.logits += list(logits_BNV[place, : len(tokens)])
             before = len(sequence.tokens)
             self._scheduler.record_tokens(sequence, turn, count, tokens)
             if sequence.request.logprobs is not None:
                 for n in range(len(sequence.tokens) - before):
-                    one = _token_logprobs(sequence, *(of[place, n] for of in logprobs_BM))
+                    one = _token_logprobs(sequence, *(of[place, n] for of in logprobs_BN))
                     sequence.result.logprobs[before + n] = one
 
     def _read_scores(self, chunks, *scores):

@@ -25,12 +25,10 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import placement
 from lrkv_jax.inference.calls import STOPS, Calls, batched_params
 from lrkv_jax.inference.pages import PAGE, Pool
-from lrkv_jax.inference.prompt_lookup import most_tokens
 from lrkv_jax.inference.request import Ids, Phase, Request, RngStream, Sequence, check_tokens
 from lrkv_jax.inference.sampling import TOPS, Sampling
 from lrkv_jax.inference.schedule import Scheduler, Shape
 from lrkv_jax.kernels import dispatch
-from lrkv_jax.kernels.gpu.plan import MOST_QUERIES
 from lrkv_jax.models.accounting.counts import cache_bytes_per_token, parameter_counts
 from lrkv_jax.models.layers import resolve_dtype
 
@@ -72,7 +70,6 @@ class Engine:
     requests together, or, as cache_bytes, those that so much memory holds; unless given, enough for
     `batch` of the longest. host_pages: pages of which the host keeps copies while others use
     theirs; unless given, as many.
-    draft_tokens: tokens that prompt lookup proposes at a time (`lrkv_jax.inference.prompt_lookup`).
     On a `mesh` (`lrkv_jax.distributed.make_mesh`; the mesh in use, unless given) requests are split
     over `data` and `fsdp`, whose product `batch` is rounded up to, heads and their cache over
     `tensor`, and parameters as in training.
@@ -94,7 +91,6 @@ class Engine:
         mesh: Mesh | None = None,
         prefill_chunk: int | None = None,
         steps_per_call: int = STEPS_PER_CALL,
-        draft_tokens: int = 0,
     ):
         if isinstance(model, ModelConfig):
             config = model
@@ -114,8 +110,6 @@ class Engine:
         for name, size in sizes.items():
             if size < 1:
                 raise LrkvError(f"{name} = {size}: use 1 or more")
-        if not 0 <= draft_tokens < MOST_QUERIES:
-            raise LrkvError(f"draft_tokens = {draft_tokens}: use 0 (none) to {MOST_QUERIES - 1}")
         placement.check_parameters(config, params)
         self.config, self.length = config, length
         self.mesh = placement.mesh_for(config, mesh)
@@ -123,9 +117,8 @@ class Engine:
         shards = placement.shards(self.mesh)
         self.batch = batch = -(-batch // shards) * shards
         chunk = min(-(-prefill_chunk // PAGE) * PAGE, each * PAGE)
-        self._extra = most_tokens(steps_per_call, draft_tokens) - steps_per_call
         # In layers with a window a sequence keeps what that has, and what two calls may write.
-        self._ahead = max(chunk, 2 * (steps_per_call + self._extra) + 1)
+        self._ahead = max(chunk, 2 * steps_per_call + 1)
         span = 0 if window is None else min(each, (window + self._ahead) // PAGE + 2)
         window_pages = batch // shards * span  # of a shard
         of_page, of_window_page = (
@@ -154,7 +147,7 @@ class Engine:
         self.calls = Calls(
             placed, self.mesh,
             slots=batch, shards=shards, pages=self.pages, window_pages=window_pages, longest=each,
-            span=span, steps=steps_per_call, draft_tokens=draft_tokens,
+            span=span, steps=steps_per_call,
             # One shape, so that a text's bits do not depend on how many others were read with it.
             prefill=Shape(chunk // PAGE, PAGE),
             score=Shape(max(1, min(chunk // SCORED, batch // shards)), SCORED),
@@ -162,7 +155,7 @@ class Engine:
         self.scheduler = Scheduler(
             self._empty(),
             slots=batch, prefill=self.calls.prefill, score=self.calls.score, steps=steps_per_call,
-            extra=self._extra, host_pages=batch * each if host_pages is None else host_pages,
+            host_pages=batch * each if host_pages is None else host_pages,
         )  # fmt: skip
 
     def reset(self) -> None:

@@ -4,8 +4,8 @@ Each is one program for a pool of pages, whatever the requests' lengths, pages a
 Pools are donated and written in place. Slots without a sequence have a table of null pages and the
 length 0.
 
-B slots  F rows of a program that reads  T positions of a row  D model width  L ids of a text
-M tokens that a slot can take in a call  N pages of a sequence, or steps of a call  V vocabulary
+B slots  F rows of a program that reads  T positions of a row  D model width  L tokens of the
+longest sequence  N pages of a sequence, or steps of a call  V vocabulary
 """
 
 from dataclasses import replace
@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from lrkv_jax.inference.pages import NULL
-from lrkv_jax.inference.prompt_lookup import most_tokens, propose, verify
 from lrkv_jax.inference.sampling import likeliest
-from lrkv_jax.inference.slots import SlotState, StepOutputs, sample_tokens, write_tokens
+from lrkv_jax.inference.slots import SlotState, StepOutputs, sample_tokens, write
 from lrkv_jax.models.attention import on_mesh
 
 
@@ -52,32 +51,26 @@ def first_token(model, slots, x_FD, slot_F, length_F, end_F, params, forced_F):
 
     token_F, logprobs_F = sample_tokens(logits_FV, params, history, length_F, forced_F)
     active_F = ~params.stopped_by(token_F) & (length_F + 1 < end_F)
-    ids_BL = slots.ids_BL
-    if ids_BL is not None:
-        ids_BL = ids_BL.at[slot_F, length_F].set(token_F, mode="drop")
     slots = SlotState(
         slots.token_B.at[slot_F].set(token_F, mode="drop"),
         slots.length_B.at[slot_F].set(length_F, mode="drop"),
         slots.active_B.at[slot_F].set(active_F, mode="drop"),
         slots.token_counts_BV.at[slot_F, token_F].add(1, mode="drop"),
         slots.in_prompt_BV,
-        ids_BL,
     )
     first = token_F, logprobs_F, None if forced_F is None else logits_FV
     return _replicated((slots, *jax.tree.map(lambda of_F: of_F[:, None], first)))
 
 
 @partial(jax.jit, donate_argnames="slots")
-def load_history(slots, slot, ids_L, output_L, prompt_L):
-    """The slots, one with a text, its sampled and its given tokens; ids past V are none."""
+def load_history(slots, slot, output_L, prompt_L):
+    """The slots, one with its sampled and its given tokens; ids past V are none."""
     token_counts_V = jnp.zeros_like(slots.token_counts_BV[0]).at[output_L].add(1, mode="drop")
     in_prompt_V = jnp.zeros_like(slots.in_prompt_BV[0]).at[prompt_L].set(True, mode="drop")
-    ids_BL = None if slots.ids_BL is None else slots.ids_BL.at[slot].set(ids_L)
     slots = replace(
         slots,
         token_counts_BV=slots.token_counts_BV.at[slot].set(token_counts_V),
         in_prompt_BV=slots.in_prompt_BV.at[slot].set(in_prompt_V),
-        ids_BL=ids_BL,
     )
     return _replicated(slots)
 
@@ -101,21 +94,12 @@ def score(model, pool, tokens_FT, start_F, pages_FN, targets_FT):
     return pool, *_replicated(tuple(answer.swapaxes(0, 1) for answer in answers))
 
 
-@partial(
-    jax.jit,
-    static_argnames=("most", "draft_tokens", "drafts_at_once"),
-    donate_argnames=("pool", "slots"),
-)
-def decode(
-    model, pool, slots, inputs, count, stop_early, forced_NB,
-    *, most, draft_tokens=0, drafts_at_once=0,
-):  # fmt: skip
+@partial(jax.jit, static_argnames="most", donate_argnames=("pool", "slots"))
+def decode(model, pool, slots, inputs, count, stop_early, forced_NB, *, most):
     """Take up to `count` ≤ `most` steps, fewer if all slots end, or if one does with `stop_early`.
 
     → (pool, slots, `StepOutputs`). `forced_NB` are tokens to take instead of sampled ones, where
-    they are not −1; if it is None there are no logits. A step gives a slot a token, or, where
-    prompt lookup proposes `draft_tokens` tokens, those of them that are right and the one after
-    them; `drafts_at_once` slots' drafts are read together, or all if 0.
+    they are not −1; if it is None there are no logits.
     """
     B, V = slots.token_counts_BV.shape
     slots = replace(
@@ -128,37 +112,17 @@ def decode(
     waiting_B = slots.active_B & ~inputs.scheduled_B
     slots = replace(slots, active_B=slots.active_B & inputs.scheduled_B)
     began_B = slots.active_B
-    outputs = StepOutputs.none(
-        most_tokens(most, draft_tokens), B, V, 0 if forced_NB is None else most
-    )
-    enough = most_tokens(count, draft_tokens) - draft_tokens
-
-    def acts(slots, outputs):
-        return slots.active_B & (outputs.count_B < enough)
+    outputs = StepOutputs.none(most, B, V, forced=forced_NB is not None)
 
     def more(carry):
-        step, _, slots, outputs = carry
+        step, _, slots, _ = carry
         ended = (slots.active_B != began_B).any()
-        return (step < count) & acts(slots, outputs).any() & ~(stop_early & ended)
+        return (step < count) & slots.active_B.any() & ~(stop_early & ended)
 
     def one(carry):
         step, pool, slots, outputs = carry
         forced_B = None if forced_NB is None else forced_NB[step]
-        acts_B, state = acts(slots, outputs), (pool, slots, outputs)
-        if draft_tokens:
-            draft_BW, found_B = propose(slots.ids_BL, slots.length_B + 1, draft_tokens)
-            found_B &= acts_B & ~inputs.params.penalized_B
-            # A draft stays within the table of pages.
-            found_B &= slots.length_B + 1 + draft_tokens <= slots.ids_BL.shape[1]
-            if forced_B is not None:
-                found_B &= forced_B < 0
-            state = verify(model, *state, inputs, found_B, draft_BW, drafts_at_once or B)
-            acts_B &= ~found_B
-            single = partial(_step, model, step, inputs=inputs, acts_B=acts_B, forced_B=forced_B)
-            state = jax.lax.cond(acts_B.any(), single, lambda *state: state, *state)
-        else:
-            state = _step(model, step, *state, inputs, acts_B, forced_B)
-        return step + 1, *state
+        return step + 1, *_step(model, step, pool, slots, outputs, inputs, forced_B)
 
     carry = (jnp.zeros((), jnp.int32), pool, slots, outputs)
     _, pool, slots, outputs = jax.lax.while_loop(more, one, carry)
@@ -166,9 +130,10 @@ def decode(
     return pool, *_replicated((slots, outputs))
 
 
-def _step(model, step, pool, slots, outputs, inputs, acts_B, forced_B):
-    """A token for each slot that acts: (pool, slots, outputs)."""
-    # A slot that does not act writes to no page: its pages may be another's by now.
+def _step(model, step, pool, slots, outputs, inputs, forced_B):
+    """A token for each active slot: (pool, slots, outputs)."""
+    acts_B = slots.active_B
+    # A slot that is not active writes to no page: its pages may be another's by now.
     pages_BN = jax.tree.map(
         lambda table_BN: jnp.where(acts_B[:, None], table_BN, NULL), inputs.pages_BN
     )
@@ -181,27 +146,24 @@ def _step(model, step, pool, slots, outputs, inputs, acts_B, forced_B):
         return slots.token_counts_BV, slots.in_prompt_BV
 
     token_B, logprobs_B = sample_tokens(logits_BV, inputs.params, history, length_B, forced_B)
-    write = partial(write_tokens, start_F=outputs.count_B, count_F=acts_B)
+    tokens_BN, logprobs_BN = jax.tree.map(
+        lambda all_BN, new_B: write(all_BN, new_B, outputs.count_B, acts_B),
+        (outputs.tokens_BN, outputs.logprobs_BN), (token_B, logprobs_B),
+    )  # fmt: skip
     outputs = replace(
         outputs,
-        tokens_BM=write(outputs.tokens_BM, token_B[:, None]),
-        logprobs_BM=jax.tree.map(
-            lambda all, new: write(all, new[:, None]), outputs.logprobs_BM, logprobs_B
-        ),
+        tokens_BN=tokens_BN,
+        logprobs_BN=logprobs_BN,
         logits_BNV=None if forced_B is None else outputs.logits_BNV.at[:, step].set(logits_BV),
         count_B=outputs.count_B + acts_B,
     )
     ended_B = inputs.params.stopped_by(token_B) | (length_B + 1 >= inputs.end_B)
-    ids_BL = slots.ids_BL
-    if ids_BL is not None:
-        ids_BL = write_tokens(ids_BL, token_B[:, None], length_B, acts_B)
     slots = SlotState(
         jnp.where(acts_B, token_B, slots.token_B),
         jnp.where(acts_B, length_B, slots.length_B),
         slots.active_B & ~(acts_B & ended_B),
         slots.token_counts_BV.at[jnp.arange(len(acts_B)), token_B].add(acts_B.astype(jnp.int32)),
         slots.in_prompt_BV,
-        ids_BL,
     )
     return pool, slots, outputs
 

@@ -5,8 +5,8 @@ B sequences  N reported likeliest tokens  V vocabulary  X ids that stop a row, o
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -104,13 +104,6 @@ class BatchedSamplingParams:
     def penalized_B(self) -> Bool[Array, "B"]:
         """Rows whose tokens depend on those that were sampled before."""
         return (self.frequency_B != 0) | (self.presence_B != 0) | (self.repetition_B != 1)
-
-    def of_slots(self, slots_X: Int[Array, "X"]) -> Self:
-        """Parameters of these slots, each as often as named; one past the last names the last."""
-        arrays = {name: of for name, of in vars(self).items() if of.ndim}
-        return replace(
-            self, **{name: of.at[slots_X].get(mode="clip") for name, of in arrays.items()}
-        )
 
     def stopped_by(self, token_B: Int[Array, "B"]) -> Bool[Array, "B"]:
         """Which rows a token ends."""

@@ -88,9 +88,8 @@ class Scheduler:
     """Sequences in `slots` slots, shared out evenly among `pools`, one a shard of the sequences.
 
     prefill: the shape of the program that reads prompts; score: of the one that scores. steps: most
-    steps of a call; each gives a slot a token, and a call may give it up to `extra` beyond them.
-    host_pages: pages of which the host keeps copies; beyond them preempted sequences are
-    recomputed.
+    steps of a call. host_pages: pages of which the host keeps copies; beyond them preempted
+    sequences are recomputed.
     """
 
     def __init__(
@@ -101,13 +100,11 @@ class Scheduler:
         prefill: Shape,
         score: Shape,
         steps: int,
-        extra: int = 0,
         host_pages: int,
     ):
         self.pools = pools
         self._prefill, self._score = prefill, score
         self.steps = steps  # of the next call, at most
-        self._extra = extra
         self._slots: list[Sequence | None] = [None] * slots
         self._queue: list[Sequence] = []
         self._retained: list[Sequence] = []
@@ -488,7 +485,7 @@ class Scheduler:
         if left <= 0:
             return
         # The last token is sampled and never read. One call is not read yet.
-        most = sequence.cached + sequence.steps_in_flight + self.steps + 2 * self._extra
+        most = sequence.cached + sequence.steps_in_flight + self.steps
         most = min(most, sequence.max_length - 1)
         if not self._allocate(sequence, most, plan):
             return

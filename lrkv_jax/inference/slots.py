@@ -1,7 +1,6 @@
 """Arrays of the engine's programs for each slot: its state, and a call's inputs and outputs.
 
-B slots  L ids of a text  M tokens that a slot can take in a call  N pages of a sequence, or steps
-of a call  F rows  T tokens of a row  V vocabulary
+B slots  N pages of a sequence, or steps of a call  V vocabulary
 """
 
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ class SlotState:
     """The state of each slot. `token_B` is sampled, and not yet in the cache.
 
     For slots with penalties `token_counts_BV` counts the tokens of the new text, and `in_prompt_BV`
-    has those of the prompt. `ids_BL` is the text, `token_B` included, for prompt lookup.
+    has those of the prompt.
     """
 
     token_B: Int[Array, "B"]
@@ -34,16 +33,14 @@ class SlotState:
     active_B: Bool[Array, "B"]
     token_counts_BV: Int[Array, "B V"]
     in_prompt_BV: Bool[Array, "B V"]
-    ids_BL: Int[Array, "B L"] | None
 
     @classmethod
-    def none(cls, slots: int, vocabulary: int, longest: int) -> Self:
-        """Empty slots, with texts of up to `longest` tokens, or without texts if that is 0."""
+    def none(cls, slots: int, vocabulary: int) -> Self:
+        """Empty slots."""
         token_B, length_B = jnp.zeros((2, slots), jnp.int32)
         token_counts_BV = jnp.zeros((slots, vocabulary), jnp.int32)
-        ids_BL = jnp.zeros((slots, longest), jnp.int32) if longest else None
         in_prompt_BV = jnp.zeros(token_counts_BV.shape, bool)
-        return cls(token_B, length_B, jnp.zeros(slots, bool), token_counts_BV, in_prompt_BV, ids_BL)
+        return cls(token_B, length_B, jnp.zeros(slots, bool), token_counts_BV, in_prompt_BV)
 
 
 @jax.tree_util.register_dataclass
@@ -73,37 +70,31 @@ class StepOutputs:
     `logits_BNV` are those of the first tokens if any is forced, else None.
     """
 
-    tokens_BM: Int[Array, "B M"]
-    logprobs_BM: Logprobs  # [B, M, ...]
+    tokens_BN: Int[Array, "B N"]
+    logprobs_BN: Logprobs  # [B, N, ...]
     logits_BNV: Float[Array, "B N V"] | None
     count_B: Int[Array, "B"]
-    drafted: Int[Array, ""]  # tokens that prompt lookup proposed
-    accepted: Int[Array, ""]  # and that were sampled
 
     @classmethod
-    def none(cls, most: int, slots: int, vocabulary: int, forced: int) -> Self:
-        """Empty outputs of up to `most` tokens a slot, with logits of the first `forced` ones."""
+    def none(cls, most: int, slots: int, vocabulary: int, *, forced: bool) -> Self:
+        """Empty outputs of up to `most` tokens a slot, with their logits if any is `forced`."""
         logprobs_B = Logprobs.none(slots, vocabulary)
         return cls(
             jnp.zeros((slots, most), jnp.int32),
             jax.tree.map(lambda of: jnp.zeros((slots, most, *of.shape[1:]), of.dtype), logprobs_B),
-            jnp.zeros((slots, forced, vocabulary), jnp.float32) if forced else None,
-            jnp.zeros(slots, jnp.int32), *jnp.zeros((2,), jnp.int32),
+            jnp.zeros((slots, most, vocabulary), jnp.float32) if forced else None,
+            jnp.zeros(slots, jnp.int32),
         )  # fmt: skip
 
 
-def write_tokens(all_FM, new_FT, start_F, count_F):
-    """All, with the first new ones of each row from `start_F` on; there are `count_F` of them.
+def write(all_BN, new_B, at_B, wanted_B):
+    """All, with the new one of each row that is `wanted_B` at its place, `at_B`.
 
     A comparison with every place: XLA on a CPU makes a loop of each write to places that vary.
     """
-    F, T = new_FT.shape[:2]
-    offset_FM = jnp.arange(all_FM.shape[1]) - start_F[:, None]
-    new_FM = new_FT
-    if T > 1:
-        new_FM = new_FT[jnp.arange(F)[:, None], jnp.clip(offset_FM, 0, T - 1)]
-    wanted_FM = (offset_FM >= 0) & (offset_FM < count_F[:, None])
-    return jnp.where(wanted_FM.reshape(*wanted_FM.shape, *[1] * (all_FM.ndim - 2)), new_FM, all_FM)
+    here_BN = (jnp.arange(all_BN.shape[1]) == at_B[:, None]) & wanted_B[:, None]
+    here_BN = here_BN.reshape(*here_BN.shape, *[1] * (all_BN.ndim - 2))
+    return jnp.where(here_BN, new_B[:, None], all_BN)
 
 
 def sample_tokens(logits_BV, params, history, length_B, forced_B):

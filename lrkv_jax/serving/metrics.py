@@ -62,7 +62,6 @@ class Metrics:
         self.whole = times("e2e_request_latency_seconds", "From the request to its last token.")
 
         engine = engine_loop.engine
-        calls = engine.calls
         # Later the buffers belong to a call that may be under way.
         cache_bytes = engine.report().cache_bytes
 
@@ -83,8 +82,6 @@ class Metrics:
             _Counts([
                 ("num_preemptions", "They gave up pages.", lambda: engine.scheduler.preemptions),
                 ("recomputed_tokens", "After it.", lambda: engine.scheduler.recomputed_tokens),
-                ("spec_decode_num_draft_tokens", "Looked-up tokens.", lambda: calls.drafted),
-                ("spec_decode_num_accepted_tokens", "Right ones.", lambda: calls.accepted),
                 ("engine_faults", "Calls that failed.", lambda: engine_loop.faults),
             ])
         )  # fmt: skip

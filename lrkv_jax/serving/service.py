@@ -118,17 +118,12 @@ class Service:
         context: int,
         cache_bytes: int | None = None,
         queue: int = 256,
-        draft_tokens: int = 0,
     ):
         """A service that decodes `batch` texts of up to `context` tokens and lets `queue` wait.
 
-        draft_tokens: as for `Engine`.
-
         Raises `LrkvError` for a cache that has no room for one text of the whole context.
         """
-        engine = Engine(
-            run, batch=batch, length=context, cache_bytes=cache_bytes, draft_tokens=draft_tokens
-        )
+        engine = Engine(run, batch=batch, length=context, cache_bytes=cache_bytes)
         engine.warm()
         most = engine.batch + queue
         self.limits = ServiceLimits(most, most * context)

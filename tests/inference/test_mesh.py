@@ -140,10 +140,9 @@ def test_a_batch_that_the_mesh_does_not_divide_is_filled_up_and_the_mesh_in_use_
 
 @pytest.mark.slow
 def test_on_a_mesh_too_pages_that_were_swapped_out_come_back_as_they_were():
-    engine = engine_of(FIVE["lrkv"], mesh=mesh_of(*EIGHT), length=192, pages=3 * 4, draft_tokens=3)
-    prompts = [2 * prompt[:48] for prompt in PROMPTS]  # what is looked up is found
+    engine = engine_of(FIVE["lrkv"], mesh=mesh_of(*EIGHT), length=192, pages=3 * 4)
+    prompts = [2 * prompt[:48] for prompt in PROMPTS]
     texts = engine.generate(prompts * 2, 80)
-    assert engine.calls.accepted > 10
     assert texts[:4] == engine_of(FIVE["lrkv"], length=192).generate(prompts, 80)
     engine.reset()
     engine.scheduler._expected = 0.0

@@ -35,12 +35,11 @@ def text_of(tokens, end):
 class Played:
     """A device: pages that hold tokens, slots that hold a length and a token.
 
-    A slot takes a token a step, and in a call now and then up to `more` beyond them. Layers with a
-    window have pages that hold the same tokens, and are read that far back.
+    Layers with a window have pages that hold the same tokens, and are read that far back.
     """
 
-    def __init__(self, pools, pages, window_pages, slots, more):
-        self.pools, self.more = pools, more
+    def __init__(self, pools, pages, window_pages, slots):
+        self.pools = pools
         self.pages = np.full((len(pools), pages, PAGE), -1)
         self.windows = np.full((len(pools), window_pages, PAGE), -1)
         self.token, self.length, self.going = ([0] * slots for _ in range(3))
@@ -98,20 +97,17 @@ class Played:
             sequence = plan.decoding[slot]
             self._set(sequence, slot, sequence.tokens[-1], len(sequence.tokens) - 1)
         output = {slot: [] for slot in plan.decoding}
-        began, left = list(self.going), [self.more] * len(self.going)
+        began = list(self.going)
         for _ in range(plan.steps):
             if plan.stop_early and any(began[slot] and not self.going[slot] for slot in output):
                 break
             for slot, sequence in plan.decoding.items():
-                another = self.going[slot]
-                while another:
+                if self.going[slot]:
                     self.write(sequence, self.length[slot], [self.token[slot]])
                     self.length[slot] += 1
                     token = following(self.read(sequence, self.length[slot]))
                     self._set(sequence, slot, token, self.length[slot])
                     output[slot].append(token)
-                    another = self.going[slot] and left[slot] > 0 and token % 3 > 0
-                    left[slot] -= another
         for slot, sequence in plan.decoding.items():
             answers.append(("steps", sequence, sequence.turn, plan.steps, output[slot]))
         self.answers.append(answers)
@@ -126,16 +122,16 @@ class Played:
 class World:
     """A scheduler and a device that answers one call late, and every invariant at every step."""
 
-    def __init__(self, slots, shards, pages, host_pages, expected, more, window, watched):
-        ahead = max(PREFILL.rows * PAGE, 2 * (STEPS + more) + 1)
+    def __init__(self, slots, shards, pages, host_pages, expected, window, watched):
+        ahead = max(PREFILL.rows * PAGE, 2 * STEPS + 1)
         span = 0 if window is None else min(LENGTH, window + ahead) // PAGE + 2
         self.pools = [Pool(pages, window, span + 1, span) for _ in range(shards)]
         self.scheduler = Scheduler(
             self.pools, slots=slots, prefill=PREFILL, score=SCORE, steps=STEPS,
-            host_pages=host_pages, extra=more,
+            host_pages=host_pages,
         )  # fmt: skip
         self.scheduler._expected = expected
-        self.device = Played(self.pools, pages, span + 1, slots, more)
+        self.device = Played(self.pools, pages, span + 1, slots)
         self.all: list[Sequence] = []
         self.watched = watched
 
@@ -210,18 +206,17 @@ MANY = [TEXT | {"prompt": (family, 2 * PAGE), "new": 9, "wait": 0} for family in
     st.sampled_from([5, 6, 15]),
     st.sampled_from([100, 3, 0]),
     st.sampled_from([0.0, 0.0, 0.7]),
-    st.sampled_from([0, 13]),
     st.sampled_from([None, None, 5, 70]),
     st.booleans(),
 )
-@example(RETURNING, (2, 2), 5, 100, 0.0, 13, 5, True)
-@example(SHARED, (1, 2), 15, 100, 0.0, 0, None, True)
-@example(MANY, (1, 12), 60, 100, 0.0, 0, None, False)
+@example(RETURNING, (2, 2), 5, 100, 0.0, 5, True)
+@example(SHARED, (1, 2), 15, 100, 0.0, None, True)
+@example(MANY, (1, 12), 60, 100, 0.0, None, False)
 def test_every_request_ends_with_its_own_text_and_gives_everything_back(
-    asked, sizes, pages, host_pages, expected, more, window, watched
+    asked, sizes, pages, host_pages, expected, window, watched
 ):
     shards, each = sizes
-    world = World(shards * each, shards, pages, host_pages, expected, more, window, watched)
+    world = World(shards * each, shards, pages, host_pages, expected, window, watched)
     cancels = []
     for what in asked:
         tokens = prompt_of(*what["prompt"])

@@ -42,10 +42,8 @@ def test_sigterm_answers_what_was_accepted_and_a_killed_server_starts_again(run)
         assert there.recv(100).startswith(b"HTTP/1.1 200")
         process.kill()
         process.communicate(timeout=60)
-    process, port, _ = started(run, "--draft-tokens", "7")
+    process, port, _ = started(run)
     assert post(port, "/v1/completions", LONG)[1]["choices"][0]["text"] == whole
-    accepted = r"^lrkv_spec_decode_num_accepted_tokens_total (\S+)$"
-    found = re.search(accepted, get(port, "/metrics")[1], re.MULTILINE)
     there = [raw(port, asks({**LONG, "temperature": 1, "n": 16})) for _ in range(4)]
     wait_until(lambda: "num_requests_open 64.0" in get(port, "/metrics")[1])
     process.send_signal(signal.SIGINT)
@@ -53,7 +51,7 @@ def test_sigterm_answers_what_was_accepted_and_a_killed_server_starts_again(run)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert errors.splitlines()[-1] == "ended: 4 requests were cut short" and "Error" not in errors
-    assert process.returncode == 0 and float(found[1]) > 0
+    assert process.returncode == 0
     for one in there:
         one.close()
 
