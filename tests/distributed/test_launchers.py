@@ -1,6 +1,7 @@
 """The launchers say what the code understands, and the Slurm one does what it promises."""
 
 import functools
+import math
 import os
 import re
 import subprocess
@@ -8,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from jax.sharding import AbstractMesh
 from support.command import lrkv
 
 from lrkv_jax.config import load_config
 from lrkv_jax.distributed.cluster_env import find
+from lrkv_jax.distributed.mesh import AXES, check_mesh
 from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_START_AGAIN
 
 ROOT = Path(__file__).parents[2]
@@ -122,6 +125,16 @@ def test_the_manifest_makes_a_run_of_all_pods_that_their_devices_can_hold():
     assert actions == {EXIT_START_AGAIN: "Ignore", EXIT_BAD_INPUT: "FailJob"}
     words = container["args"][0].split()
     assert words[:3] == ["exec", "lrkv", "train"]
-    mesh = load_config(words[3], words[4:]).mesh
-    devices = spec["completions"] * int(given["LRKV_LOCAL_DEVICES"])
-    assert mesh.data * mesh.fsdp * mesh.context * mesh.tensor == devices
+    check_splits(words[3:], spec["completions"] * int(given["LRKV_LOCAL_DEVICES"]))
+    for path in (SBATCH, GUIDE):
+        text = path.read_text().replace("\\\n#", "")
+        nodes, command = re.search(r"sbatch --nodes=(\d) launch/slurm\.sbatch (.*)", text).groups()
+        check_splits(command.split(), 8 * int(nodes))
+    for more in re.findall(r"need\n`(mesh\.[^`]*)`", GUIDE.read_text()):
+        check_splits(["6.3b", "train.grad_accum_steps=1", *more.split()], 32)
+
+
+def check_splits(words, devices):
+    config = load_config(words[0], words[1:])
+    check_mesh(config, AbstractMesh(tuple(vars(config.mesh).values()), AXES))
+    assert math.prod(vars(config.mesh).values()) == devices
