@@ -1,6 +1,6 @@
 """The runs of each part and what is asked of them, named before any of a part was made.
 
-`factorial`: LRKV of rank K spans MHA's functions and keeps the whole of LRKV's gain
+`factorial`: LRKV of rank K spans MHA's functions and kept the whole of LRKV's gain in short runs
 (docs/results.md), so the gain is in how a factored projection trains. Two things are added to MHA
 there, a shared path and factors; the factorial has each alone, both and neither, Muon's matrix
 being a head's in all four.
@@ -21,7 +21,7 @@ Value of a run: bits per byte of `test`, the mean over its kinds of text (`bits_
 are blocks, and one model of variant and seed takes all variants
 (`lrkv_jax.lab.report.comparison`). With a standard deviation of 0.0020 over seeds within a pair,
 six seeds find 0.005 with probability 0.92, five with 0.83. It was 0.0087 in the factorial: three
-seeds find some 0.02.
+seeds find 0.024.
 """
 
 from collections.abc import Mapping, Sequence
