@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -166,6 +166,17 @@ class Processes:
         if self.index == 0:
             raise LrkvError(f"{self.name(failed[0])}: {texts[failed[0]]}")
         raise StoppedElsewhere from failure
+
+    def check_equal(self, facts: Mapping[str, str]) -> None:
+        """Raise `LrkvError` where one of the named facts is another here than in process 0."""
+        first = self.exchange(facts if self.index == 0 else None)[0]
+        with self.together():
+            for what in first | facts:
+                if facts.get(what) != first.get(what):
+                    raise LrkvError(
+                        f"{what} = {facts.get(what)}, and {first.get(what)} in process 0: give "
+                        "all processes the same"
+                    )
 
     def check_devices(self) -> None:
         """Raise `LrkvError` where this one sees other devices than planned, or than the others.

@@ -10,7 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from lrkv_jax import __version__
 from lrkv_jax.config import RunConfig
+from lrkv_jax.config.differences import settings_of
+from lrkv_jax.config.frozen import ROLES
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.conversation import Conversation, text_message
 from lrkv_jax.data.loader import Loader, Records, make_loader
@@ -82,7 +85,7 @@ def resolve_with_mesh(
     """The configuration without `auto`, and its mesh, of all devices unless given.
 
     Raises `LrkvError`, in all processes, for a mesh, a schedule, a teacher or an `init_from` that
-    does not fit.
+    does not fit, and where they differ in a setting or a version that makes other steps.
     """
     with processes.together():
         config = with_teacher(resolve(config))
@@ -91,6 +94,14 @@ def resolve_with_mesh(
         check_mesh(config, mesh)
         if config.train.epochs is None:
             learning_rates(config.optimizer, config.train.total_steps)
+    settings = {
+        key: str(value)
+        for key, (role, value) in settings_of(config, tuple(ROLES)).items()
+        # Others, such as paths, may differ by host; what lies there is compared with the data.
+        if role in ("semantics", "schedule") or key.startswith(("model.", "mesh."))
+    }
+    libraries = {"lrkv_jax's version": __version__, "jax's version": jax.__version__}
+    processes.check_equal(settings | libraries)
     return config, mesh
 
 
@@ -98,8 +109,8 @@ def prepare_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
     """The run with its data, built if need be by process 0 while the others wait.
 
     `train.epochs` becomes `train.steps`. Raises `LrkvError`, in all processes, as `build_dataset`
-    does, where the tokenizer, or a chat's frame, has ids that the model does not have, and for a
-    sample's prompt that the chat does not take.
+    does, where the tokenizer, or a chat's frame, has ids that the model does not have, for a
+    sample's prompt that the chat does not take, and where they have other data.
     """
     data, train = config.data, config.train
     with processes.together():
@@ -119,7 +130,22 @@ def prepare_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
         )
         if train.sample_tokens:
             sample_prompts(config, loader.tokenizer)
+        content = {} if processes.count == 1 else _content(config, loader)
+    processes.check_equal(content)
     return Setup(config, mesh, loader, processes)
+
+
+def _content(config: RunConfig, loader: Loader) -> dict[str, str]:
+    """What the processes of a run must have in common, wherever the data of each lie."""
+    heldout = Records(build_dataset(config.data, config.train.seq_len), "heldout")
+    source = "data.source" if config.data.mixture is None else "data.mixture.folder"
+    return {
+        f"the hash of {source}": loader.fingerprint,
+        "the hash of data.tokenizer": loader.tokenizer.fingerprint,
+        "the number of training records": str(loader.records),
+        "the number of held-out records": str(len(heldout)),
+        "the hash of the first batch": loader.hash_at(0),
+    }
 
 
 def sample_prompts(config: RunConfig, tokenizer: Tokenizer) -> list[list[int]]:

@@ -40,6 +40,17 @@ def in_two(pages, run_dir, *overrides):
         return ends(running, LIMIT)
 
 
+def with_a_folder_each(pages, tmp_path, edit=False):
+    """The settings for a copy of the text in a folder of each process; `edit` that of process 1."""
+    source = pages[0].removeprefix("data.source=")
+    folders = [shutil.copytree(source, tmp_path / place / "texts") for place in "01"]
+    if edit:
+        page = folders[1] / "03.txt"
+        page.write_text(page.read_text().swapcase())
+    each = tmp_path / "{process}"
+    return *pages, f"data.source={each / 'texts'}", f"data.directory={each / 'data'}"
+
+
 def column(rows, name):
     return np.array([row[name] for row in rows])
 
@@ -89,15 +100,17 @@ def test_two_processes_learn_what_one_learns(tmp_path, pages, alone):
 
 
 def test_one_process_goes_on_from_the_checkpoint_of_two(tmp_path, pages, alone):
-    """Each of the two reads rows of its own."""
-    both = in_two(pages, tmp_path, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2", "--until", "4")
+    """Each of the two reads rows of its own, from a copy of its own."""
+    mesh = "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"
+    copies, run_dir = with_a_folder_each(pages, tmp_path), tmp_path / "run"
+    both = in_two(copies, run_dir, *mesh, "--until", "4")
     assert [ended.code for ended in both] == [0, 0], both
-    rows, expected = read_metrics(tmp_path), read_metrics(alone)
+    rows, expected = read_metrics(run_dir), read_metrics(alone)
     assert len(rows) == 4
     assert_alike(rows, expected)
     np.testing.assert_allclose(*(of[3]["validation_loss"] for of in (rows, expected)), rtol=1e-5)
-    assert_near(load_run(tmp_path).params, load_run(alone, step=4).params)
-    rows = train_in_one(pages, tmp_path, "mesh.data=4", "mesh.fsdp=2")
+    assert_near(load_run(run_dir).params, load_run(alone, step=4).params)
+    rows = train_in_one(pages, run_dir, "mesh.data=4", "mesh.fsdp=2")
     assert list(column(rows, "step")) == list(range(1, 11))
     assert_alike(rows, expected)
 
@@ -108,6 +121,19 @@ def test_a_run_directory_that_is_not_shared_is_named(tmp_path, pages):
     assert first.err.count("\n") == 1 and first.err.startswith("lrkv: process 1 on ")
     assert str(tmp_path / "run-0") in first.err and "file system that all hosts share" in first.err
     assert second.err == "" and first.out == second.out == ""
+
+
+def test_a_process_with_another_setting_or_other_text_is_named(tmp_path, pages):
+    for edit, setting, differs in (
+        (False, "optimizer.matrix_lr=0.0{process}2", "optimizer.matrix_lr = 0.012, and 0.002 in"),
+        (True, "mesh.fsdp=8", "the hash of data.source = "),
+    ):
+        place = tmp_path / str(edit)
+        both = in_two(with_a_folder_each(pages, place, edit), place / "run", setting)
+        for ended in both:
+            assert ended.code == 2 and ended.out == "" and ended.err.count("\n") == 1, both
+            assert ended.err.startswith("lrkv: process 1 on ") and differs in ended.err
+        assert not (place / "run").exists()
 
 
 def test_a_run_without_a_sound_step_is_told_once(tmp_path, finished_run):
