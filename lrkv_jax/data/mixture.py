@@ -75,6 +75,7 @@ def build_mixture(data_config: DataConfig, context: int, *, progress: OnProgress
             "context": context,
         }
         written = {}
+        progress("splits packed", 0, len(SPLITS))
         for number, split in enumerate(SPLITS):
             result = packed(data_config, split, context, tokenizer)
             written[split] = [write_file(folder / file_name(split, 0, 1), features, result.records)]

@@ -1,11 +1,12 @@
 """Documents, in a fixed order, from the embedded corpus or from a folder; the held-out split."""
 
+import contextlib
 import hashlib
 import json
 import lzma
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from lrkv_jax.data.assets import asset_checksum, read_asset
 from lrkv_jax.data.tables import read_json_lines, read_parquet, unreadable
 from lrkv_jax.data.tokenizer import Tokenizer, valid
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.files import read_json, write_json
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
@@ -102,7 +104,7 @@ def file_names(source: str) -> list[str]:
 
 def left_out(source: str) -> list[str]:
     """The files of a folder that are not read, for their names."""
-    if source == EMBEDDED:
+    if source == EMBEDDED or not Path(source).is_dir():  # as where its records are enough
         return []
     return [name for name in _files(source) if _suffix(name) not in SUFFIXES]
 
@@ -149,25 +151,37 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def source_identity(
-    source: str, text_column: str, heldout: float, heldout_shards: int = 0
-) -> list[Any]:
-    """Return what records depend on, as JSON: the asset's checksum, or files, sizes and mtimes.
-
-    Raises LrkvError as `file_names` does.
-    """
-    if source == EMBEDDED:
-        return [EMBEDDED, asset_checksum(_CORPUS), _HELDOUT_YEARS]
-    share = 0.0 if heldout_shards else heldout
-    return [file_identities(source, file_names(source)), text_column, share, heldout_shards]
+def embedded_identity() -> list[Any]:
+    """Return what records of the embedded corpus depend on, as JSON."""
+    return [EMBEDDED, asset_checksum(_CORPUS), _HELDOUT_YEARS]
 
 
-def file_identities(source: str, names: list[str]) -> list[list[Any]]:
-    """The name, size and time of change of each file, which identify its content."""
+def file_times(source: str, names: Sequence[str]) -> list[list[Any]]:
+    """The name, size and time of change of each file, or the asset's checksum."""
     if source == EMBEDDED:
         return [[name, asset_checksum(name)] for name in names]
     found = [(name, Path(source, name).stat()) for name in names]
     return [[name, about.st_size, about.st_mtime_ns] for name, about in found]
+
+
+def file_identities(source: str, names: Sequence[str], cache: Path) -> list[list[Any]]:
+    """The name, size and sha256 of each file, or the asset's checksum: the same for any copy.
+
+    `cache` keeps the sums, so that a file is read again only when its size or time has changed.
+    """
+    if source == EMBEDDED:
+        return file_times(source, names)
+    known = read_json(cache, "delete it") or {}
+    identities, now = [], dict(known)
+    for name, size, time in file_times(source, names):
+        path = str(Path(source, name).absolute())
+        if known.get(path, [])[:2] != [size, time]:
+            now[path] = [size, time, checksum(source, name)[1]]
+        identities.append([name, size, now[path][2]])
+    if now != known:
+        with contextlib.suppress(OSError):  # a full disk: they are read again
+            write_json(cache, now)
+    return identities
 
 
 def checksum(source: str, name: str) -> tuple[int, str]:

@@ -76,7 +76,8 @@ def train(
         progress = stack.enter_context(ProgressDisplay(console, config.watchdog, processes))
         resolved, mesh = resolve_with_mesh(config, devices, processes)
         with progress.doing("data", 0):
-            setup = prepare_data(resolved, mesh, processes)
+            tell = progress.warn if processes.index else progress.info
+            setup = prepare_data(resolved, mesh, processes, tell)
         open_run(setup.config, allow, processes)
         stack.enter_context(RunLock(setup.directory, processes))
         stack.enter_context(jax.set_mesh(setup.mesh))

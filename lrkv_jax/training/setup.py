@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -105,20 +106,33 @@ def resolve_with_mesh(
     return config, mesh
 
 
-def prepare_data(config: RunConfig, mesh: Mesh, processes: Processes) -> Setup:
+def prepare_data(
+    config: RunConfig, mesh: Mesh, processes: Processes, tell: Callable[[str], None]
+) -> Setup:
     """The run with its data, built if need be by process 0 while the others wait.
 
-    `train.epochs` becomes `train.steps`. Raises `LrkvError`, in all processes, as `build_dataset`
-    does, where the tokenizer, or a chat's frame, has ids that the model does not have, for a
-    sample's prompt that the chat does not take, and where they have other data.
+    `tell` gets a line when a build begins. `train.epochs` becomes `train.steps`. Raises
+    `LrkvError`, in all processes, as `build_dataset` does, where the tokenizer, or a chat's frame,
+    has ids that the model does not have, for a sample's prompt that the chat does not take, and
+    where they have other data.
     """
     data, train = config.data, config.train
+    told: list[str] = []
+
+    def progress(what: str, done: float, total: int) -> None:
+        if not told:
+            told.append("mixture" if data.mixture else data.source)
+            size = f"{total:,} {what.split()[0]}"
+            why = f"{data.directory} has none of this content with these settings"
+            tell(f"building the records of {told[0]}, {size}: {why}")
+
     with processes.together():
         if processes.index == 0:
-            build_dataset(data, train.seq_len)
+            build_dataset(data, train.seq_len, progress=progress)
     with processes.together():
+        path = build_dataset(data, train.seq_len, progress=progress)
         if train.epochs is not None:
-            records = len(Records(build_dataset(data, train.seq_len), "train"))
+            records = len(Records(path, "train"))
             steps = -(-records * train.epochs // train.global_batch_size)
             train = train.model_copy(update={"steps": steps})
             config = config.model_copy(update={"train": train})

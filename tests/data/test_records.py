@@ -145,6 +145,36 @@ def test_whatever_decides_the_records_decides_the_folder(config):
     assert paths[0].name.startswith("texts-sotu-4096-16-")
 
 
+def test_records_belong_to_a_content_wherever_its_text_lies(config, tmp_path):
+    def found(config):
+        return build_dataset(config, 16, progress=pytest.fail)
+
+    path = build_dataset(config, 16)
+    (stream_folder,) = (tmp_path / "built/streams").iterdir()
+    for file in Path(config.source).iterdir():
+        os.utime(file, ns=(10**18, 10**18))
+    copy = shutil.copytree(config.source, tmp_path / "copy/texts", copy_function=shutil.copyfile)
+    elsewhere = config.model_copy(update={"source": str(copy)})
+    assert found(config) == found(elsewhere) == path
+    # An edit that keeps the size, and a copy without the text.
+    page = copy / "06.txt"
+    page.write_text(page.read_text().swapcase())
+    edited = build_dataset(elsewhere, 16)
+    alone = tmp_path / "alone"
+    shutil.copytree(edited, alone / edited.name)
+    shutil.rmtree(copy)
+    assert found(elsewhere.model_copy(update={"directory": str(alone)})) == alone / edited.name
+    for unclear in ({}, {"directory": str(alone), "heldout": 0.4}):
+        with pytest.raises(LrkvError, match="texts does not exist"):
+            found(elsewhere.model_copy(update=unclear))
+    # What earlier versions have built, by the files' times.
+    stream_folder.rename(stream_folder.with_name("00.txt-b7ad5631a8a4"))
+    build_dataset(config, 17)
+    assert not stream_folder.exists()
+    earlier = path.rename(path.with_name("texts-sotu-4096-16-021231a45f"))
+    assert found(config) == earlier
+
+
 def test_what_cannot_be_built_is_named_and_leaves_nothing(config, tmp_path):
     tokens = len(stream(config, "train"))
     message = rf"train.seq_len = 9999 is longer than the data allows \({tokens} tokens in the train"
@@ -153,7 +183,7 @@ def test_what_cannot_be_built_is_named_and_leaves_nothing(config, tmp_path):
     Path(config.source, "99.txt").write_bytes(b"\xff")
     with pytest.raises(LrkvError, match="99.txt"):
         build_dataset(config, 16)
-    assert os.listdir(config.directory) == ["streams"]
+    assert sorted(os.listdir(config.directory)) == ["sources.json", "streams"]
     (tmp_path / "file").write_text("")
     for directory in (str(tmp_path / "file"), "/dev/null", "x" * 5000, "a\0b"):
         with pytest.raises(LrkvError, match=r"data.directory = .* cannot be written"):
@@ -263,7 +293,7 @@ def test_a_broken_row_group_is_named_and_finished_shards_stay(shards, tmp_path, 
     config = settings(source, tmp_path / "built")
     with pytest.raises(LrkvError, match="001_00000.parquet is not .*row group 1 of 3"):
         build_dataset(config, 64)
-    assert [n.split("-")[0] for n in os.listdir(tmp_path / "built")] == ["streams"]
+    assert sorted(os.listdir(tmp_path / "built")) == ["sources.json", "streams"]
     stay = {name[:3] for name in os.listdir(tmp_path / "built" / "streams")}
     assert "000" in stay and "001" not in stay
 
@@ -278,7 +308,8 @@ def test_a_full_disk_is_named_and_leaves_nothing_half_written(shards, tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, ignored)
-    assert os.listdir(tmp_path) == ["streams"] and os.listdir(tmp_path / "streams") == []
+    assert sorted(os.listdir(tmp_path)) == ["sources.json", "streams"]
+    assert os.listdir(tmp_path / "streams") == []
 
 
 BUILD = """
@@ -336,8 +367,8 @@ def test_killed_at_random_and_resumed_it_is_the_same_to_the_bit(tmp_path):
     assert kills >= 3
     # What was finished at one kill was there at the next.
     assert all(set(a) <= set(b) for a, b in zip(finished, finished[1:], strict=False))
-    (expected,) = (p for p in (tmp_path / "whole").iterdir() if p.name != "streams")
-    (found,) = (p for p in (tmp_path / "killed").iterdir() if p.name != "streams")
+    (expected,) = (tmp_path / "whole").glob("source-*")
+    (found,) = (tmp_path / "killed").glob("source-*")
     assert content(found) == content(expected) and len(content(found)) > 6
     assert not [name for name in os.listdir(kept) if name.startswith(".")]
     assert len(json.loads(content(found)["metadata.json"])["files"]) == 3

@@ -97,6 +97,7 @@ def test_a_run_directory_holds_what_the_readme_says(whole):
     assert rows[-1]["val_loss_subset"] != rows[-1]["validation_loss"]
     assert "val_loss_subset" not in rows[2]
     assert load_config(directory / "config.yaml").model.attention == config.model.attention
+    assert printed.startswith("building the records of ") and "texts, 96,061 bytes: " in printed
     assert "held out, 2 batches: CE" in printed and "held out, whole split: CE" in printed
     with Checkpointer(directory / "checkpoints") as checkpoints:
         manifest = checkpoints.manifest()

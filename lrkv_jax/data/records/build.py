@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from glob import escape, glob
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from lrkv_jax.data.records.folders import (
     built,
     describe,
     file_name,
+    make_directory,
     remove_abandoned,
     token_features,
 )
@@ -34,6 +36,7 @@ from lrkv_jax.data.records.jobs import Job, RunJobs, run_here, run_jobs
 from lrkv_jax.data.records.streams import (
     entries_of,
     record_ranges,
+    share_of,
     stream_folder,
     write_records,
     write_stream,
@@ -42,9 +45,11 @@ from lrkv_jax.data.sources import (
     EMBEDDED,
     SPLITS,
     Split,
+    embedded_identity,
+    file_identities,
     file_names,
+    file_times,
     no_document,
-    source_identity,
     whole_files,
 )
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
@@ -85,7 +90,8 @@ def build_dataset(
     """Return the folder of the records of this data and context, built if it does not exist.
 
     Those of a mixture are `lrkv_jax.data.mixture.build_mixture`'s. Those of documents are in
-    data_config.directory / (a readable key and a fingerprint of all that decides the records). The
+    data_config.directory / (a readable key, and fingerprints of the settings and of the content
+    that decide the records); without its source, the only folder of the settings is taken. A
     folder appears whole or not at all, so a killed build is never taken for a complete one and
     processes that build the same dataset at once do not disturb each other. After a kill the same
     command continues with the shards that are missing, to the same bits.
@@ -105,8 +111,7 @@ def build_dataset(
     if data_config.mixture is not None:
         return build_mixture(data_config, context, progress=report)
     tokenizer = load_tokenizer(data_config.tokenizer)
-    provenance_of(data_config)  # before files are looked for that are still to be fetched
-    target = Path(data_config.directory) / _key(data_config, context, tokenizer)
+    target = _target(data_config, context, tokenizer)
 
     def write(scratch: Path) -> None:
         _write(scratch, data_config, context, tokenizer, report, run)
@@ -123,7 +128,9 @@ def _write(
     run: RunJobs | None,
 ) -> None:
     shards = _shards(config)
-    folders = [stream_folder(config, shard.names, tokenizer) for shard in shards]
+    identity = {file[0]: file for file in _identities(config, file_names(config.source))}
+    files_of = [[identity[name] for name in shard.names] for shard in shards]
+    folders = [stream_folder(config, files, tokenizer) for files in files_of]
     much = config.workers is not None or sum(shard.size for shard in shards) > _LITTLE_BYTES
     workers, runner = config.workers or usable_cores(), run or (run_jobs if much else run_here)
 
@@ -257,16 +264,41 @@ def _pack(
         left.unlink(missing_ok=True)
 
 
-def _key(config: DataConfig, context: int, tokenizer: Tokenizer) -> str:
-    identity = [
-        FORMAT,
-        source_identity(config.source, config.text_column, config.heldout, config.heldout_shards),
-        tokenizer.fingerprint,
-        context,
-    ]
-    fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:10]
-    names = [_readable(config.source), _readable(tokenizer.name), str(context), fingerprint]
-    return "-".join(names)
+def _target(config: DataConfig, context: int, tokenizer: Tokenizer) -> Path:
+    """The folder of the records of this data, there or not."""
+    names = [_readable(config.source), _readable(tokenizer.name), str(context)]
+    start = str(Path(config.directory, "-".join(names)))
+
+    def fingerprint(files: list[Any] | None) -> str:
+        source = [files, config.text_column, share_of(config), config.heldout_shards]
+        if config.source == EMBEDDED:
+            source = embedded_identity()
+        identity = [FORMAT, source, tokenizer.fingerprint, context]
+        return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:10]
+
+    settings = fingerprint(None)
+    if config.source == EMBEDDED:
+        return Path(f"{start}-{settings}")
+    try:
+        files = file_names(config.source)
+    except LrkvError:
+        # The records are enough, unless it is unclear which.
+        complete = glob(f"{escape(f'{start}-{settings}')}-*")
+        if len(complete) == 1:
+            return Path(complete[0])
+        provenance_of(config)  # knows what is still to be fetched
+        raise
+    provenance_of(config)
+    make_directory(config.directory)
+    # As earlier versions named them, from which a copy had another name than the original.
+    earlier = Path(f"{start}-{fingerprint(file_times(config.source, files))}")
+    if earlier.is_dir():
+        return earlier
+    return Path(f"{start}-{settings}-{fingerprint(_identities(config, files))}")
+
+
+def _identities(config: DataConfig, names: list[str]) -> list[list[Any]]:
+    return file_identities(config.source, names, Path(config.directory, "sources.json"))
 
 
 def _readable(name: str) -> str:

@@ -167,15 +167,20 @@ def damaged(path: Path, error: Exception) -> LrkvError:
     return LrkvError(f"{path} is damaged ({reason}): delete it and it will be built again")
 
 
+def make_directory(directory: str) -> None:
+    """Make `data.directory` if necessary. Raises LrkvError where it cannot be made."""
+    try:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a path that no file system takes
+        raise unwritable(directory, error) from None
+
+
 def built(target: Path, directory: str, write: Callable[[Path], None]) -> Path:
     """Return `target`, a folder inside `data.directory`, after `write` has made it if necessary.
 
     It appears whole or not at all. Raises LrkvError where it cannot be written or is damaged.
     """
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a path that no file system takes
-        raise unwritable(directory, error) from None
+    make_directory(directory)
     try:
         if not target.is_dir():
             with quiet(), appearing(target) as scratch:

@@ -25,7 +25,7 @@ from lrkv_jax.data.records.folders import (
     token_features,
     write_file,
 )
-from lrkv_jax.data.sources import SPLITS, Document, Split, checksum, file_identities, rows
+from lrkv_jax.data.sources import SPLITS, Document, Split, checksum, file_times, rows
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.files import write_json
@@ -41,15 +41,23 @@ def share_of(config: DataConfig) -> float:
     return 0.0 if config.heldout_shards else config.heldout
 
 
-def stream_folder(config: DataConfig, names: Sequence[str], tokenizer: Tokenizer) -> Path:
-    """Return the folder of a shard's stream, named after everything that decides its content."""
-    identity = [
-        FORMAT, file_identities(config.source, list(names)), config.text_column,
-        share_of(config), tokenizer.fingerprint,
-    ]  # fmt: skip
-    fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
-    readable = Path(names[0]).name[:60]
-    return Path(config.directory) / "streams" / f"{readable}-{fingerprint}"
+def stream_folder(
+    config: DataConfig, identities: Sequence[Sequence[Any]], tokenizer: Tokenizer
+) -> Path:
+    """Return the folder of a shard's stream, named after everything that decides its content.
+
+    identities: its files' `file_identities`. Earlier versions had `file_times` instead, and a
+    stream that one of them has made stays in use.
+    """
+    names = [name for name, *_ in identities]
+
+    def folder(files: Sequence[Sequence[Any]]) -> Path:
+        identity = [FORMAT, files, config.text_column, share_of(config), tokenizer.fingerprint]
+        fingerprint = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:12]
+        return Path(config.directory, "streams", f"{Path(names[0]).name[:60]}-{fingerprint}")
+
+    earlier = folder(file_times(config.source, names))
+    return earlier if earlier.is_dir() else folder(identities)
 
 
 def write_stream(config: DataConfig, names: Sequence[str], target: Path) -> None:
