@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[2]
 SBATCH = ROOT / "launch" / "slurm.sbatch"
 ARRAY = ROOT / "launch" / "sweep.sbatch"
 MANIFEST = ROOT / "launch" / "kubernetes.yaml"
+DATA_MANIFEST = ROOT / "launch" / "build_data.yaml"
 GUIDE = ROOT / "docs" / "parallelism.md"
 
 
@@ -138,3 +139,18 @@ def check_splits(words, devices):
     config = load_config(words[0], words[1:])
     check_mesh(config, AbstractMesh(tuple(vars(config.mesh).values()), AXES))
     assert math.prod(vars(config.mesh).values()) == devices
+
+
+def test_the_data_job_builds_what_the_run_reads_where_it_reads_it():
+    pods = []
+    for path in (DATA_MANIFEST, MANIFEST):
+        *_, job = yaml.safe_load_all(path.read_text())
+        pods.append(job["spec"]["template"]["spec"])
+    build, run = (pod["containers"][0]["args"][0].split() for pod in pods)
+    assert build[:4] == ["exec", "lrkv", "data", "build"]
+    built, read = load_config(build[4], build[5:]), load_config(run[3], run[4:])
+    assert built.data == read.data and built.train.seq_len == read.train.seq_len
+    mounts = [pod["containers"][0]["volumeMounts"][0] for pod in pods]
+    assert mounts[0] == mounts[1] and pods[0]["volumes"][0] == pods[1]["volumes"][0]
+    for place in (read.data.source, read.data.directory, str(read.directory)):
+        assert place.startswith(f"{mounts[0]['mountPath']}/")
