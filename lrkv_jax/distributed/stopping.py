@@ -5,11 +5,12 @@ whatever it is: everything on the disk is as after a kill, which a run survives,
 are not waited for. While steps are taken, the first signal ends the run after a step that is then
 saved. A second one ends the process at once; what is being saved has no number yet.
 
-A process alone stops at the end of its step. Of several, a scheduler may signal only one, and each
-runs ahead of its devices by a step or two: they must agree on a step that none has passed. A
-thread in each polls the coordination service once a second for a signal to any of them. When
-one was, every process holds its loop back for the moment that it takes to exchange step numbers;
-the step after the highest is the last. No step pays for this: the loop takes a lock that is free.
+A process alone stops at the end of its step, or of a batch of a validation. Of several, a scheduler
+may signal only one, and each runs ahead of its devices by a step or two: they must agree on a place
+that none has passed. All ask at the same places, in the same order, so each counts its questions. A
+thread in each polls the coordination service once a second for a signal to any of them. When one
+was, every process holds its loop back for the moment that it takes to exchange the counts; all stop
+at the question after the highest. No step pays for this: the loop takes a lock that is free.
 
 JAX's `reached_preemption_sync_point` does the same and is not used: what arrives before the first
 step of a resumed run is agreed to be at step 1 and never reached.
@@ -60,15 +61,13 @@ class Stopping:
         self._restore()
 
     @contextlib.contextmanager
-    def hold(
-        self, start_step: int, warn: Callable[[str], None] = lambda text: None
-    ) -> Iterator[StopRequest]:
+    def hold(self, warn: Callable[[str], None] = lambda text: None) -> Iterator[StopRequest]:
         """Note signals for the loop instead; in several processes around the same one.
 
-        Yields an object whose `after(step)`, to be called after every step, is true for the last
-        one. `warn` is called once with what a signal leads to, from any thread.
+        Yields an object whose `here()`, to be called wherever the loop may stop, is true where it
+        must. `warn` is called once with what a signal leads to, from any thread.
         """
-        request = self._request = StopRequest(self, start_step, warn)
+        request = self._request = StopRequest(self, warn)
         try:
             with request:
                 yield request
@@ -137,11 +136,11 @@ def _ignore(number, frame) -> None:
 
 
 class StopRequest:
-    """The agreement of a run's processes on its last step."""
+    """The agreement of a run's processes on where they stop."""
 
-    def __init__(self, stopping: Stopping, start_step: int, warn: Callable[[str], None]):
+    def __init__(self, stopping: Stopping, warn: Callable[[str], None]):
         self._processes, self._stopping, self._warn = stopping.processes, stopping, warn
-        self._step = start_step
+        self._asked = 0  # how often this process has called `here`
         self._last: int | None = None
         self._alone = self._processes.count == 1
         self._name = self._processes.topic("stopping")
@@ -162,13 +161,13 @@ class StopRequest:
             self._over.set()
             self._watcher.join(timeout=2 * POLL_SECONDS)
 
-    def after(self, step: int) -> bool:
-        """Whether the run stops after this step."""
+    def here(self) -> bool:
+        """Whether the run stops here, as all processes, which ask in the same places, agree."""
         if self._alone:
             return self._stopping.due()
         with self._lock:
-            self._step = step
-            return self._last == step
+            self._asked += 1
+            return self._last is not None and self._asked >= self._last
 
     def announce(self, number: int) -> None:
         """Warn that a signal was noticed; it may take a step of minutes until more happens."""
@@ -187,7 +186,7 @@ class StopRequest:
                 client.key_value_set(f"{self._name}/signals/{self._processes.index}", str(number))
             answers = client.key_value_dir_get(f"{self._name}/signals/")
             if answers:
-                # The loop cannot pass a step while this is held, here or in any process.
+                # The loop cannot ask again while this is held, here or in any process.
                 with self._lock:
                     self._last = self._agree(client)
                 number = int(answers[0][1])
@@ -196,7 +195,7 @@ class StopRequest:
                 return
 
     def _agree(self, client) -> int:
-        client.key_value_set(f"{self._name}/step/{self._processes.index}", str(self._step))
-        self._processes.wait_for_all(f"{self._name}/steps")
-        steps = client.key_value_dir_get(f"{self._name}/step/")
-        return max(int(step) for _, step in steps) + 1
+        client.key_value_set(f"{self._name}/asked/{self._processes.index}", str(self._asked))
+        self._processes.wait_for_all(f"{self._name}/counted")
+        counts = client.key_value_dir_get(f"{self._name}/asked/")
+        return max(int(count) for _, count in counts) + 1

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 
 from lrkv_jax import files
+from lrkv_jax.config.schema import TrainConfig
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.loader import heldout_batches
+from lrkv_jax.distributed.stopping import StopRequest
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.trained_run import SAMPLING
 from lrkv_jax.training.checkpointing import Checkpointer
-from lrkv_jax.training.metrics import MetricsLog
+from lrkv_jax.training.metrics import MetricsLog, read_metrics
 from lrkv_jax.training.progress import ProgressDisplay
 from lrkv_jax.training.resume import data_fingerprints
+from lrkv_jax.training.run_dir import unusable
 from lrkv_jax.training.setup import Setup, sample_prompts
 from lrkv_jax.training.state import TrainState, checkpoint_items
 from lrkv_jax.training.validate import HeldOutLoss, make_validation
 
 
 class Callbacks:
-    """The callbacks after some steps; every process runs them, process 0 writes."""
+    """The callbacks after some steps; every process runs them, process 0 writes.
+
+    `stopped` is whether a validation was left because all processes stop.
+    """
 
     def __init__(
         self,
@@ -31,7 +39,9 @@ class Callbacks:
         checkpoints: Checkpointer,
         log: MetricsLog,
         progress: ProgressDisplay,
+        stop_requested: StopRequest,
     ):
+        self.stopped, self._stop_requested, self._processes = False, stop_requested, setup.processes
         self.config, self.loader, self.checkpoints = setup.config, setup.loader, checkpoints
         self._directory, self._log, self._progress = setup.directory, log, progress
         self._tokens_until, self._flops_until = setup.tokens_until, setup.flops_until
@@ -47,32 +57,56 @@ class Callbacks:
         """Whether the loop pauses after a step."""
         train = self.config.train
         every = (train.validate_every, train.save_every, train.sample_every)
-        return step == end or any(self._due(n, step) for n in every)
+        return step == end or any(_due(train, n, step) for n in every)
 
     def validate(self, state: TrainState, step: int) -> dict[str, float]:
-        """Measure where it is time; returns what the step's row should carry.
+        """Validate where it is time; returns what the step's row should carry.
 
-        That is `validation_*`, over `train.validation_batches` batches that are the same each time.
+        It is empty after the last step, which is saved before `complete` takes its time, and where
+        a stop was requested meanwhile.
+        """
+        train = self.config.train
+        if step == train.total_steps or not _due(train, train.validate_every, step):
+            return {}
+        return self._measured(state, step)
+
+    def complete(self, state: TrainState, step: int) -> None:
+        """Validate a step that is saved and logged, and add what is measured to both.
+
+        Both stay as they are where a stop was requested meanwhile; the next start does it again.
+        """
+        more = self._measured(state, step)
+        if self.stopped:
+            self._progress.info("the validation was stopped: the same command starts it again")
+            return
+        with self._processes.together():
+            try:
+                if self._writes:
+                    self.checkpoints.validated(step, self._losses[step])
+                    self._log.complete(more)
+            except OSError as error:
+                raise unusable(self._directory, error) from error
+
+    def _measured(self, state: TrainState, step: int) -> dict[str, float]:
+        """`validation_*`, over `train.validation_batches` batches that are the same each time.
+
         After the last step it is over the whole split, and `val_*_subset` has the same batches as
         before: those can be compared from step to step.
         """
-        if not self._due(self.config.train.validate_every, step):
-            return {}
-        config, train = self.config, self.config.train
-        where = config.data, train.seq_len, train.global_batch_size
-        some, row = train.validation_batches, {}
+        some, row = self.config.train.validation_batches, {}
         with self._progress.doing("validation", step):
-            found = self._validate(state.params, heldout_batches(*where, some=some))
+            found = self._held_out(state, step, some)
             # The best step is found among losses of the same batches.
             self._losses = {step: found.cross_entropy}
-            self._report(step, found, "whole split" if some is None else f"{some} batches")
-            if step == train.total_steps and some is not None:
+            if step == self.config.train.total_steps and some is not None and not self.stopped:
                 row = {
                     "val_loss_subset": found.cross_entropy,
                     "val_bpb_subset": found.bits_per_byte,
                 }
-                found = self._validate(state.params, heldout_batches(*where))
-                self._report(step, found, "whole split")
+                found = self._held_out(state, step, None)
+        if self.stopped:
+            self._losses = {}
+            return {}
         self.last_validation = found
         return row | {
             "validation_loss": found.cross_entropy,
@@ -80,18 +114,36 @@ class Callbacks:
             "validation_tokens": found.tokens,
         }
 
-    def _report(self, step: int, found: HeldOutLoss, what: str) -> None:
-        self._progress.info(
-            f"{self.config.attention} step {step}  held out, {what}: CE "
-            f"{found.cross_entropy:.4f}  {found.bits_per_byte:.4f} bits per byte"
+    def _held_out(self, state: TrainState, step: int, some: int | None) -> HeldOutLoss:
+        """The loss on some batches, or on the whole split; of fewer batches if `stopped`."""
+        train = self.config.train
+        batches = heldout_batches(
+            self.config.data, train.seq_len, train.global_batch_size, some=some
         )
+        found = self._validate(state.params, self._until_stopped(batches, step))
+        if not self.stopped:
+            what = "whole split" if some is None else f"{some} batches"
+            self._progress.info(
+                f"{self.config.attention} step {step}  held out, {what}: CE "
+                f"{found.cross_entropy:.4f}  {found.bits_per_byte:.4f} bits per byte"
+            )
+        return found
+
+    def _until_stopped(self, batches: Iterable[np.ndarray], step: int) -> Iterator[np.ndarray]:
+        for tokens_BU in batches:
+            self.stopped = self._stop_requested.here()
+            if self.stopped:
+                return
+            # Each by itself: all of them may rightly take longer than one activity may.
+            self._progress.watchdog.at("validation", step)
+            yield tokens_BU
 
     def save_and_sample(self, state: TrainState, step: int) -> None:
         """Save and sample where it is time; the step's row must be in the log already."""
         train = self.config.train
-        if self._due(train.save_every, step):
+        if _due(train, train.save_every, step):
             self.save(state, step)
-        if self._due(train.sample_every, step) and train.sample_tokens and train.sample_prompts:
+        if _due(train, train.sample_every, step) and train.sample_tokens and train.sample_prompts:
             with self._progress.doing("sampling", step):
                 self._sample(state, step)
 
@@ -106,9 +158,6 @@ class Callbacks:
         loss = self._losses.get(step)
         with self._progress.doing("save", step):
             self.checkpoints.save(step, checkpoint_items(state), about, loss, first=self._log.sync)
-
-    def _due(self, every: int, step: int) -> bool:
-        return step == self.config.train.total_steps or bool(every and step % every == 0)
 
     def _sample(self, state: TrainState, step: int) -> None:
         """Write text from each prompt to samples/."""
@@ -133,6 +182,17 @@ class Callbacks:
                 files.write(path, "\n\n".join(texts) + "\n")
             except OSError as error:  # training continues on a full disk
                 self._progress.warn(f"{path} cannot be written ({error.strerror})")
+
+
+def lacks_validation(setup: Setup, step: int) -> bool:
+    """Whether a saved step still has to be validated, by the rows that process 0 sees."""
+    train = setup.config.train
+    there = ["validation_loss" in r for r in read_metrics(setup.directory) if r["step"] == step]
+    return setup.processes.exchange(_due(train, train.validate_every, step) and there == [False])[0]
+
+
+def _due(train: TrainConfig, every: int, step: int) -> bool:
+    return step == train.total_steps or bool(every and step % every == 0)
 
 
 def checked_row(setup: Setup, progress: ProgressDisplay, row: dict[str, Any]) -> dict[str, Any]:

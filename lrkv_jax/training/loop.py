@@ -19,7 +19,12 @@ from lrkv_jax.distributed.rules import as_argument
 from lrkv_jax.distributed.stopping import Stopping, StopRequest
 from lrkv_jax.distributed.watchdog import COMPILE
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.training.callbacks import Callbacks, checked_row, stop_if_hopeless
+from lrkv_jax.training.callbacks import (
+    Callbacks,
+    checked_row,
+    lacks_validation,
+    stop_if_hopeless,
+)
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.metrics import Meter, MetricsLog, Profile, WandB, check_wandb, read_metrics
 from lrkv_jax.training.progress import ProgressDisplay
@@ -92,7 +97,8 @@ def train(
         saved = max(checkpoints.agreed(), default=0)
         with progress.doing("restore" if saved else "init", saved):
             state, start, data = restore_or_init(setup, checkpoints, abstract, allow)
-        if start >= end:
+        unvalidated = lacks_validation(setup, start)
+        if start >= end and not unvalidated:
             length = "train.epochs" if setup.config.train.epochs else "train.steps"
             more = length if start >= total else "--until"
             progress.info(
@@ -105,9 +111,10 @@ def train(
             setup.config, start, data, processes, setup.mesh.size, config.model.dtype
         ):
             progress.info(line)
-        with progress.doing(COMPILE, start):
-            program = compiled_step(setup, abstract)
-        progress.info(str(program))
+        if start < end:
+            with progress.doing(COMPILE, start):
+                program = compiled_step(setup, abstract)
+            progress.info(str(program))
         if start:
             manifest = checkpoints.manifest(start)
             setup = replace(setup, more_tokens=manifest["tokens"] - setup.tokens_until(start))
@@ -115,26 +122,34 @@ def train(
             flops = manifest.get("flops", setup.flops_until(start))
             setup = replace(setup, more_flops=flops - setup.flops_until(start))
         stopping = stopping or stack.enter_context(Stopping(processes=processes))
-        stop_requested = stack.enter_context(stopping.hold(start, progress.warn))
+        stop_requested = stack.enter_context(stopping.hold(progress.warn))
         writes = processes.index == 0
         also = WandB(setup, progress.warn) if setup.config.logging.wandb and writes else None
         log = stack.enter_context(MetricsLog(
             setup.directory, start_step=start, warn=progress.warn, also=also, writes=writes
         ))  # fmt: skip
-        profile = Profile(setup, progress.warn, first=start + 1, last=end)
-        stack.callback(profile.close)
         stack.enter_context(
             progress.steps(setup.config.attention, start, end, setup.config.train.log_every)
         )
 
-        callbacks = Callbacks(setup, checkpoints, log, progress)
-        loop = _Loop(setup, program, log, progress, profile, callbacks)
-        step, stopped = loop.run(state, start, end, stop_requested)
-        # Under `hold`: a signal that comes twice must not end what the first one saves.
-        with progress.doing("save", step):
-            checkpoints.wait()
-        _check_saved(setup, checkpoints, step, stopped, progress)
-    return TrainResult(setup.directory, step, step >= total, callbacks.last_validation, stopped)
+        callbacks = Callbacks(setup, checkpoints, log, progress, stop_requested)
+        step, stopped = start, False
+        if unvalidated:
+            callbacks.complete(state, step)
+        if start < end and not callbacks.stopped:
+            profile = Profile(setup, progress.warn, first=start + 1, last=end)
+            stack.callback(profile.close)
+            loop = _Loop(setup, program, log, progress, profile, callbacks)
+            state, step, stopped = loop.run(state, start, end, stop_requested)
+            # Under `hold`: a signal that comes twice must not end what the first one saves.
+            with progress.doing("save", step):
+                checkpoints.wait()
+            _check_saved(setup, checkpoints, step, stopped, progress)
+            if step == total:
+                callbacks.complete(state, step)
+    stopped = stopped or callbacks.stopped
+    finished = step >= total and not stopped
+    return TrainResult(setup.directory, step, finished, callbacks.last_validation, stopped)
 
 
 def _introduce(setup: Setup, start: int, progress: ProgressDisplay) -> None:
@@ -189,8 +204,8 @@ class _Loop:
 
     def run(
         self, state: TrainState, start: int, end: int, stop_requested: StopRequest
-    ) -> tuple[int, bool]:
-        """Run steps start + 1 to end; return the last one done, and whether a signal stopped it."""
+    ) -> tuple[TrainState, int, bool]:
+        """Run steps start + 1 to end; return state and step, and whether a signal stopped it."""
         setup, callbacks, watchdog = self._setup, self._callbacks, self._progress.watchdog
         pending, step, stopped = None, start, False
         watchdog.at("data", step + 1)
@@ -213,15 +228,15 @@ class _Loop:
                 callbacks.save_and_sample(state, step)
                 pending = None
                 self._meter.restart()
-            if stop_requested.after(step) and step < end:
-                stopped = True
+            stopped = callbacks.stopped or (stop_requested.here() and step < end)
+            if stopped:
                 break
             watchdog.at("data", step + 1)
         if pending:
             self._report(self._row(*pending))
         if step > start:
             callbacks.save(state, step)
-        return step, stopped
+        return state, step, stopped
 
     def _row(self, step: int, metrics: dict[str, Array]) -> dict[str, Any]:
         """The row of a step, which this waits for."""

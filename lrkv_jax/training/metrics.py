@@ -94,10 +94,7 @@ class MetricsLog:
             return
         self._path, self._warn = run_dir / "metrics.jsonl", warn
         rows = {row["step"]: row for row in read_metrics(run_dir) if row["step"] <= start_step}
-        # Replaced in one move, so that a kill leaves the old file or the new one.
-        files.write(self._path, "".join(f"{json.dumps(rows[step])}\n" for step in sorted(rows)))
-        # Unbuffered: what could not be written is in `_unwritten`.
-        self._file = self._path.open("ab", buffering=0)
+        self._replace([rows[step] for step in sorted(rows)])
         self._unwritten = b""
         self._failing = False
         events = TensorBoard(run_dir / "events", warn, purge_step=start_step + 1)
@@ -117,6 +114,16 @@ class MetricsLog:
         for other in self._others:
             other.scalars(row["step"], scalars_of(row))
 
+    def complete(self, more: dict[str, Any]) -> None:
+        """Add what was measured later to the last row. Raises `OSError` if that cannot be."""
+        if self._writes:
+            self._write()
+            *rows, last = read_metrics(self._path.parent)
+            self._file.close()
+            self._replace([*rows, last | files.finite(more)])
+            for other in self._others:
+                other.scalars(last["step"], scalars_of(more))
+
     def sync(self) -> None:
         """Have every row on the disk when this returns. Raises `OSError` if that cannot be."""
         if self._writes:
@@ -135,6 +142,12 @@ class MetricsLog:
         self._file.close()
         for other in self._others:
             other.close()
+
+    def _replace(self, rows: list[dict[str, Any]]) -> None:
+        """Replace the file in one move, so that a kill leaves the old one or the new one."""
+        files.write(self._path, "".join(f"{json.dumps(row)}\n" for row in rows))
+        # Unbuffered: what could not be written is in `_unwritten`.
+        self._file = self._path.open("ab", buffering=0)
 
     def _write(self) -> None:
         while self._unwritten:

@@ -12,9 +12,9 @@ from lrkv_jax.distributed.stopping import SIGNALS, Stopping
 WAITING = """
 import time
 from lrkv_jax.distributed.stopping import Stopping
-with Stopping() as stopping, stopping.hold(0) as stop_requested:
+with Stopping() as stopping, stopping.hold() as stop_requested:
     print("ready", flush=True)
-    while not stop_requested.after(1):
+    while not stop_requested.here():
         time.sleep(0.3)
     time.sleep(0.3)  # as in a save
     print("stopped", stopping.signal, flush=True)
@@ -23,7 +23,7 @@ with Stopping() as stopping, stopping.hold(0) as stop_requested:
 IN_A_CALL = """
 import numpy as np
 from lrkv_jax.distributed.stopping import Stopping
-with Stopping() as stopping, stopping.hold(0):
+with Stopping() as stopping, stopping.hold():
     x = np.random.default_rng(0).normal(size=(6000, 6000))
     print("ready", flush=True)
     x @ x @ x @ x @ x @ x @ x @ x

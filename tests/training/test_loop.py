@@ -1,12 +1,13 @@
 """A run goes on where it stopped, as the run it was, and touches nobody else's directory."""
 
 import io
+import itertools
 import json
 import os
 import shutil
 import sys
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import chex
 import jax
@@ -19,9 +20,11 @@ from lrkv_jax.config import load_config
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.loader import make_loader
 from lrkv_jax.distributed.stopping import Stopping
+from lrkv_jax.distributed.watchdog import Watchdog
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.report.comparison.files import read_run_record
 from lrkv_jax.models.accounting.counts import training_flops_per_token
-from lrkv_jax.training.checkpointing import Checkpointer
+from lrkv_jax.training.checkpointing import Checkpointer, layout
 from lrkv_jax.training.loop import train
 from lrkv_jax.training.metrics import read_metrics
 from lrkv_jax.training.restore import load_run
@@ -31,11 +34,19 @@ from lrkv_jax.training.state import resolve
 
 ONE = {"devices": jax.devices()[:1]}
 # What must be equal bit for bit: no clocks.
-LEARNT = ("step", "loss", "bpb", "grad_norm", "lr_matrix", "validation_loss", "validation_bpb")
+LEARNT = ("step", "loss", "bpb", "grad_norm", "lr_matrix", "validation_loss", "validation_bpb",
+          "val_loss_subset")  # fmt: skip
 
 
 def quiet():
     return Console(file=io.StringIO(), width=200)
+
+
+def stopping_after(count):
+    """Asks the run to stop once it has gone on this many times, after a step or before a batch."""
+    stopping = Stopping()
+    stopping.due = itertools.chain([False] * count, itertools.repeat(True)).__next__
+    return stopping
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +61,7 @@ def whole(tmp_path_factory, finished_run):
 @pytest.mark.slow
 def test_a_run_stopped_half_way_goes_on_bit_for_bit(tiny, whole):
     """Also where a kill left rows past the checkpoint and a torn one, and stdout is full (A5)."""
-    stopping = Stopping()
-    stopping.due = iter([False, False, True]).__next__  # in the last step: it cuts nothing short
+    stopping = stopping_after(4)  # in the last step: it cuts nothing short
     more = "train.profile=2:3", "train.sample_tokens=8"
     half = tiny("train.log_every=2", "train.validate_every=3", *more)
     terminal = Console(file=io.StringIO(), force_terminal=True, width=200)
@@ -67,6 +77,10 @@ def test_a_run_stopped_half_way_goes_on_bit_for_bit(tiny, whole):
     metrics = stopped.run_dir / "metrics.jsonl"
     stray = json.dumps({**read_metrics(stopped.run_dir)[-1], "step": 4})
     metrics.write_text(metrics.read_text() + stray + "\n" + '{"step": 5, "lo')
+    # In the last validation, whose step is saved by then: three steps, and two batches of before.
+    stopped = train(half, stopping=stopping_after(6), console=quiet(), **ONE)
+    assert (stopped.step, stopped.finished, stopped.stopped) == (6, False, True)
+    assert "validation_loss" not in read_metrics(stopped.run_dir)[-1]
     with full_output() as full:
         resumed = train(half, console=Console(file=full), **ONE)
     assert (resumed.step, resumed.finished) == (6, True)
@@ -103,6 +117,26 @@ def test_a_run_directory_holds_what_the_readme_says(whole):
         manifest = checkpoints.manifest()
     assert manifest["step"] == 6 and manifest["tokens"] == 6 * 256
     assert manifest["config"]["model"]["width"] == 32 and "jax" in manifest["versions"]
+
+
+def test_a_validation_that_was_stopped_is_all_that_is_done_again(whole, tmp_path, monkeypatch):
+    """No step is compiled, and the watchdog times each batch by itself."""
+    run = shutil.copytree(whole[1], tmp_path / "run")
+    config = whole[0].model_copy(update={"run_dir": str(run)})
+    rows, manifest = read_metrics(run), layout.read_manifest(run / "checkpoints/6")
+    lacking = {name: value for name, value in rows[-1].items() if not name.startswith("val")}
+    text = "".join(json.dumps(row) + "\n" for row in [*rows[:-1], lacking])
+    (run / "metrics.jsonl").write_text(text)
+    layout.write_manifest(run / "checkpoints/6", manifest | {"validation_loss": None})
+    monkeypatch.setattr("lrkv_jax.training.loop.compiled_step", None)
+    stopped = train(config, stopping=stopping_after(5), console=quiet(), **ONE)
+    assert (stopped.finished, stopped.stopped) == (False, True)
+    assert read_metrics(run)[-1] == lacking and not read_run_record(run).finished
+    monkeypatch.setattr(Watchdog, "at", at := Mock())
+    again = train(config, console=quiet(), **ONE)
+    assert again.finished and read_metrics(run) == rows
+    assert layout.read_manifest(run / "checkpoints/6") == manifest
+    assert at.call_args_list.count(call("validation", 6)) > again.validation.tokens / (8 * 32)
 
 
 def test_a_finished_run_is_left_as_it_is(whole):

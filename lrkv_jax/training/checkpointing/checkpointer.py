@@ -160,6 +160,13 @@ class Checkpointer:
         self._saving = threading.Thread(target=finish, name=f"save of step {step}")
         self._saving.start()
 
+    def validated(self, step: int, loss: float) -> None:
+        """Add the validation loss of a step whose save came first. Raises `OSError`."""
+        path = self.directory / str(step)
+        content = layout.read_manifest(path)
+        layout.write_manifest(path, content | {"validation_loss": loss})
+        self._prune()
+
     def _fails(self, step: int, first: Callable[[], None]) -> bool:
         """Whether `first`, or making a directory, fails in some process: the save fails in all."""
         reason = ""

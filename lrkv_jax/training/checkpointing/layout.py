@@ -90,12 +90,13 @@ def versions() -> dict[str, str]:
 
 
 def write_manifest(directory: Path, content: dict[str, Any]) -> None:
-    """Write the manifest and have it on the disk when this returns."""
-    text = json.dumps({"format": FORMAT, **content})
-    with (directory / MANIFEST).open("w") as file:
+    """Write the manifest and have it on the disk when this returns; replaces one in one move."""
+    text, fresh = json.dumps({"format": FORMAT, **content}), directory / f".{MANIFEST}"
+    with fresh.open("w") as file:
         file.write("\n".join(_lines(text)))
         file.flush()
         os.fsync(file.fileno())
+    fresh.replace(directory / MANIFEST)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:

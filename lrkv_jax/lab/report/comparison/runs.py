@@ -127,7 +127,8 @@ class RunRecord:
 
     @property
     def finished(self) -> bool:
-        return bool(self.rows) and self.steps_done >= self.config.train.total_steps
+        done = self.steps_done >= self.config.train.total_steps
+        return done and bool(self.rows) and "validation_loss" in self.rows[-1]
 
     @property
     def cross_entropy(self) -> float | None:
