@@ -3,16 +3,24 @@
 import difflib
 from collections.abc import Iterable
 
+# The meaning of a process's exit code.
+EXIT_FAULT = 1  # of the program: Python's, with a traceback
+EXIT_BAD_INPUT = 2  # the same command fails again
+EXIT_UNAVAILABLE = 69  # EX_UNAVAILABLE: it may be there at another time, or on another host
+EXIT_INTERRUPTED = 130  # by Ctrl-C
+EXIT_START_AGAIN = 75  # EX_TEMPFAIL: what was saved is sound, and the same command resumes
+
 
 class LrkvError(Exception):
     """A mistake outside the code: one line that names the thing and the fix.
 
-    The command line prints it and exits with code 2; `--debug` shows the traceback.
+    The command line prints it and exits with `exit_code`; `--debug` shows the traceback.
     """
 
-    def __init__(self, text: str = ""):
+    def __init__(self, text: str = "", exit_code: int = EXIT_BAD_INPUT):
         # Whatever a user's value or a library's message holds, it stays one line.
         super().__init__(" ".join(text.split("\n")))
+        self.exit_code = exit_code
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -22,9 +30,3 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return ": there is nothing to set there, remove it"
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f": did you mean {close[0]}?" if close else f": use one of {', '.join(known)}"
-
-
-# The meaning of a process's exit code.
-EXIT_BAD_INPUT = 2
-EXIT_INTERRUPTED = 130  # by Ctrl-C
-EXIT_START_AGAIN = 75  # EX_TEMPFAIL: what was saved is sound, and the same command resumes

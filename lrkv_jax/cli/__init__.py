@@ -12,7 +12,7 @@ import typer
 from lrkv_jax.cli import bench, commands, data, interop, overview, report, runs, serve, sweep
 from lrkv_jax.cli.shared import app
 from lrkv_jax.distributed.processes import HERE
-from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_INTERRUPTED, LrkvError
+from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_INTERRUPTED, LrkvError
 
 # Typer bundles click or depends on it, by version; its public name for this is a child.
 UsageError: Any = typer.BadParameter.__base__
@@ -29,7 +29,7 @@ def entry() -> None:
 
 
 def main() -> None:
-    """Run a command: user errors become one line and exit code 2, unless --debug is given.
+    """Run a command: user errors become one line and their exit code, unless --debug is given.
 
     Raises `SystemExit` with the exit code. Only where another process of the run has to
     learn of an error does it end this one itself.
@@ -58,13 +58,14 @@ def main() -> None:
         if text is None or debug:
             if HERE.must_leave():
                 traceback.print_exception(error)
-                HERE.leave(1)
+                HERE.leave(EXIT_FAULT)
             raise
         if text:  # empty where another process prints it
             _print_error(text)
+        code = getattr(error, "exit_code", EXIT_BAD_INPUT)
         if HERE.must_leave():  # an ordinary exit waits for the others
-            HERE.leave(EXIT_BAD_INPUT)
-        _end(EXIT_BAD_INPUT)
+            HERE.leave(code)
+        _end(code)
 
 
 def _one_line(error: Exception) -> str | None:

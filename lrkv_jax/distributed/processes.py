@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lrkv_jax.distributed import cluster_env
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import EXIT_FAULT, EXIT_UNAVAILABLE, LrkvError
 
 JOIN_SECONDS = 300
 # JAX's service ends the processes of a run this long after one of them was last alive.
@@ -153,19 +153,20 @@ class Processes:
             yield
         except Exception as error:
             failure = error
-        text = None if failure is None else _one_line(failure)
-        texts = self.exchange(text)
-        failed = [process for process, text in enumerate(texts) if text is not None]
+        own = [failure and _one_line(failure), getattr(failure, "exit_code", EXIT_FAULT)]
+        ends = self.exchange(own)
+        failed = [process for process, (text, _) in enumerate(ends) if text is not None]
         if not failed:
             return
         self.failed_together = True
-        if failure is not None and (self.index == 0 or texts[0] != text):
+        if failure is not None and (self.index == 0 or ends[0] != own):
             if self.index == 0 or not isinstance(failure, LrkvError):
                 raise failure
-            raise LrkvError(f"{self.name(self.index)}: {text}") from failure
+            raise LrkvError(f"{self.name(self.index)}: {failure}", failure.exit_code) from failure
+        text, code = ends[failed[0]]
         if self.index == 0:
-            raise LrkvError(f"{self.name(failed[0])}: {texts[failed[0]]}")
-        raise StoppedElsewhere from failure
+            raise LrkvError(f"{self.name(failed[0])}: {text}", code)
+        raise StoppedElsewhere(exit_code=code) from failure
 
     def check_equal(self, facts: Mapping[str, str]) -> None:
         """Raise `LrkvError` where one of the named facts is another here than in process 0."""
@@ -191,7 +192,8 @@ class Processes:
                 here, all_devices = jax.local_devices(), jax.devices()
             except (RuntimeError, AssertionError) as error:  # the latter where no GPU is visible
                 reason = str(error) and _one_line(error) or "none is visible: see JAX_PLATFORMS"
-                raise LrkvError(f"the devices do not start: {reason}") from error
+                text = f"the devices do not start: {reason}"
+                raise LrkvError(text, EXIT_UNAVAILABLE) from error
             seen = Counter(device.process_index for device in all_devices)
             wanted, source = max(seen.values()), "another process sees"
             if planned is not None:
@@ -199,7 +201,8 @@ class Processes:
             if len(here) != wanted:
                 raise LrkvError(
                     f"{socket.gethostname()} sees {len(here)} {here[0].device_kind} devices, and "
-                    f"{source} {wanted}: repair or leave out the host, or plan for what it has"
+                    f"{source} {wanted}: repair or leave out the host, or plan for what it has",
+                    EXIT_UNAVAILABLE,
                 )
 
     def without_access_to(self, directory: Path) -> list[str]:
@@ -233,7 +236,8 @@ def _check_port(coordinator: str) -> None:
         socket.create_server(("", port)).close()
     except (OSError, OverflowError) as error:
         raise LrkvError(
-            f"process 0 cannot listen at port {port} ({error}): set another in LRKV_COORDINATOR"
+            f"process 0 cannot listen at port {port} ({error}): set another in LRKV_COORDINATOR",
+            EXIT_UNAVAILABLE,
         ) from error
 
 

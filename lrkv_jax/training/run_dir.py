@@ -25,7 +25,7 @@ from lrkv_jax.config.differences import Change, check_keys, covers, differences
 from lrkv_jax.config.frozen import ROLES
 from lrkv_jax.distributed.hardware import device_name, usable_cores
 from lrkv_jax.distributed.processes import HERE, Processes
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import EXIT_UNAVAILABLE, LrkvError
 
 # Orbax looks for its files by a pattern that begins with the path, and TensorStore takes no \.
 _UNREADABLE = re.compile(r"\[[^/]+\]|\*\*|\\")
@@ -54,7 +54,10 @@ def open_run(config: RunConfig, allow: Collection[str] = (), processes: Processe
                 _claim(directory, config, allow)
             except OSError as error:
                 raise unusable(directory, error) from error
-    blind = processes.without_access_to(directory)
+    try:
+        blind = processes.without_access_to(directory)
+    except OSError as error:
+        raise unusable(directory, error) from error
     with processes.together():
         if blind and processes.index == 0:
             raise LrkvError(
@@ -77,9 +80,11 @@ def _claim(directory: Path, config: RunConfig, allow: Collection[str]) -> None:
 
 def unusable(directory: Path, error: OSError) -> LrkvError:
     """The error for a run's directory that cannot be made or written."""
-    return LrkvError(
-        f"run_dir = {directory} cannot be written ({error.strerror}): give another run_dir=PATH"
-    )
+    text = f"run_dir = {directory} cannot be written ({error.strerror})"
+    if os.path.isfile(directory / "config.yaml"):  # another directory would be another run
+        fix = "free space or let it be written, and the same command resumes its run"
+        return LrkvError(f"{text}: {fix}", EXIT_UNAVAILABLE)
+    return LrkvError(f"{text}: give another run_dir=PATH")
 
 
 def _refuse_another(directory: Path, config: RunConfig, allow: Collection[str] = ()) -> None:
@@ -221,7 +226,8 @@ class RunLock:
                 os.close(file)
                 raise LrkvError(
                     f"{self.path.parent} is being trained by {holder or 'another process'}: wait "
-                    "for it to end, or give this run its own run_dir=PATH"
+                    "for it to end, or give this run its own run_dir=PATH",
+                    EXIT_UNAVAILABLE,
                 ) from None
             # The file system has no locks: nothing keeps a second trainer away.
         if not self._is_at_its_path(file):  # its holder has ended, and removed it, meanwhile

@@ -19,7 +19,7 @@ from lrkv_jax.config import load_config
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.sources import documents
 from lrkv_jax.distributed.processes import HERE
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import EXIT_UNAVAILABLE, LrkvError
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,12 @@ def test_a_wrong_command_is_one_line_that_names_the_mend(
     assert code == 2 and err.count("\n") == 1 and err.startswith("lrkv: ")
     assert message in err and "Traceback" not in err + out
     assert not (tmp_path / "run").exists()
+
+
+def test_what_another_host_may_have_is_no_wrong_command(capsys, monkeypatch, trained):
+    monkeypatch.setenv("LRKV_LOCAL_DEVICES", "9")
+    code, _, err = lrkv(capsys, monkeypatch, "evaluate", trained)
+    assert code == EXIT_UNAVAILABLE and "LRKV_LOCAL_DEVICES plans 9" in err
 
 
 @pytest.mark.parametrize("terminal", ["", "1"])

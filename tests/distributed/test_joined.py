@@ -9,7 +9,7 @@ import pytest
 from support.several import ends, several
 
 from lrkv_jax.distributed.processes import Processes
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import EXIT_UNAVAILABLE, LrkvError
 
 TALK = """
 import json, sys
@@ -75,10 +75,14 @@ def test_two_processes_talk_and_fail_as_one(tmp_path):
 @pytest.mark.slow
 def test_a_host_with_fewer_devices_is_named_by_all():
     fewer = {"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}
-    code = "from lrkv_jax.distributed import start; start()"
+    code = (
+        "import lrkv_jax.cli as cli; from lrkv_jax.distributed import start; "
+        "cli.app = lambda **how: start(); cli.main()"
+    )
     with several(["-c", code], places=[{}, fewer]) as running:
         both = ends(running, 60)
     for ended in both:
+        assert ended.code == EXIT_UNAVAILABLE
         assert "process 1 on " in ended.err
         assert "sees 3 cpu devices, and another process sees 4" in ended.err
 
@@ -110,8 +114,10 @@ def test_a_process_that_breaks_alone_says_so_and_leaves_at_once():
 
 def test_a_host_without_the_gpu_that_is_asked_for_is_one_line(monkeypatch):
     monkeypatch.setattr("jax.local_devices", Mock(side_effect=AssertionError))
-    with pytest.raises(LrkvError, match="^the devices do not start: none is visible: see JAX_PL"):
+    none = "^the devices do not start: none is visible: see JAX_PL"
+    with pytest.raises(LrkvError, match=none) as error:
         Processes().check_devices()
+    assert error.value.exit_code == EXIT_UNAVAILABLE
 
 
 def test_a_port_in_use_is_one_line(monkeypatch):
@@ -120,5 +126,7 @@ def test_a_port_in_use_is_one_line(monkeypatch):
         monkeypatch.setenv("LRKV_COORDINATOR", f"127.0.0.1:{port}")
         monkeypatch.setenv("LRKV_PROCESSES", "2")
         monkeypatch.setenv("LRKV_PROCESS", "0")
-        with pytest.raises(LrkvError, match=f"cannot listen at port {port} .*LRKV_COORDINATOR"):
+        message = f"cannot listen at port {port} .*LRKV_COORDINATOR"
+        with pytest.raises(LrkvError, match=message) as error:
             Processes().join()
+        assert error.value.exit_code == EXIT_UNAVAILABLE

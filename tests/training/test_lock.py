@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from lrkv_jax.distributed.processes import Processes
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import EXIT_UNAVAILABLE, LrkvError
 from lrkv_jax.training.loop import train
 from lrkv_jax.training.run_dir import RunLock, open_run
 from lrkv_jax.training.state import resolve
@@ -45,8 +45,9 @@ def take_and_release(directory):
 
 def test_a_live_holder_is_named_and_its_death_frees_the_lock(tmp_path):
     with held(tmp_path):
-        with pytest.raises(LrkvError, match="process 7 on hal: wait"):
+        with pytest.raises(LrkvError, match="process 7 on hal: wait") as error:
             take_and_release(tmp_path)
+        assert error.value.exit_code == EXIT_UNAVAILABLE
         assert (tmp_path / "lock").exists()
     take_and_release(tmp_path)
 

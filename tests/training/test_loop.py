@@ -19,9 +19,10 @@ from support.full import full_output
 from lrkv_jax.config import load_config
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.loader import make_loader
+from lrkv_jax.distributed.processes import Processes
 from lrkv_jax.distributed.stopping import Stopping
 from lrkv_jax.distributed.watchdog import Watchdog
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import EXIT_UNAVAILABLE, LrkvError
 from lrkv_jax.lab.report.comparison.files import read_run_record
 from lrkv_jax.models.accounting.counts import training_flops_per_token
 from lrkv_jax.training.checkpointing import Checkpointer, layout
@@ -29,7 +30,7 @@ from lrkv_jax.training.loop import train
 from lrkv_jax.training.metrics import read_metrics
 from lrkv_jax.training.restore import load_run
 from lrkv_jax.training.resume import changed_data
-from lrkv_jax.training.run_dir import open_run, read_history, read_run
+from lrkv_jax.training.run_dir import open_run, read_history, read_run, record_start
 from lrkv_jax.training.state import resolve
 
 ONE = {"devices": jax.devices()[:1]}
@@ -293,8 +294,11 @@ def test_a_directory_that_cannot_be_made_is_one_line(ended, tmp_path, name):
     assert str(error.value).endswith("give another run_dir=PATH")
 
 
-def test_a_full_disk_under_a_new_run_is_one_line(ended, tmp_path, monkeypatch):
+def test_a_full_disk_is_one_line_that_leads_to_no_second_run(ended, tmp_path, monkeypatch):
     full = OSError(28, "No space left on device")
     monkeypatch.setattr("lrkv_jax.files.write", Mock(side_effect=full))
     with pytest.raises(LrkvError, match=r"run_dir = .* cannot be written \(No space left"):
         open_run(resolve(ended.config(run=tmp_path / "run")))
+    with pytest.raises(LrkvError, match=r"\(No space left on device\): free space") as error:
+        record_start(resolve(ended.config()), 6, [], Processes(), 1, "auto")
+    assert error.value.exit_code == EXIT_UNAVAILABLE
