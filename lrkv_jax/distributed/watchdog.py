@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from lrkv_jax.errors import EXIT_START_AGAIN
+from lrkv_jax.errors import EXIT_UNAVAILABLE
 
 # Compiling a large model may take hours; it is reported and never ended.
 COMPILE = "compile"
@@ -24,7 +24,8 @@ class Watchdog:
     """Records what the main thread does, and since when; use as a context manager around it.
 
     After `warn_after` seconds of one activity, `warn` gets a line and stderr the stacks, and again
-    when the time has doubled. After `end_after` it calls `leave` with 75. None is never.
+    when the time has doubled. After `end_after` it calls `leave` with 69, which launchers count, as
+    nothing was saved. None is never.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Watchdog:
                     "the same command resumes from the last checkpoint (watchdog.end_after)"
                 )
                 _stacks()
-                self._leave(EXIT_START_AGAIN)
+                self._leave(EXIT_UNAVAILABLE)
 
 
 def _stacks() -> None:

@@ -48,8 +48,9 @@ def slurm(tmp_path, code, *arguments, script=SBATCH, **more):
     if script == ARRAY:
         environment |= {"SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
     run = subprocess.run(
-        ["bash", script, *arguments], env=environment, capture_output=True, text=True, timeout=30
-    )
+        ["bash", script, *arguments], env=environment, capture_output=True, text=True, timeout=30,
+        cwd=tmp_path,
+    )  # fmt: skip
     return run.returncode, calls.read_text().splitlines()
 
 
@@ -86,11 +87,24 @@ def test_a_job_that_has_not_finished_goes_back_into_the_queue(tmp_path, ended):
 
 
 @pytest.mark.parametrize(
-    ("ended", "before"), [(0, "0"), (EXIT_BAD_INPUT, "0"), (1, "20"), (EXIT_START_AGAIN, "20")]
+    ("ended", "vain"), [(0, 0), (EXIT_BAD_INPUT, 0), (1, 20), (EXIT_START_AGAIN, 20)]
 )
-def test_a_job_that_finished_or_is_wrong_or_was_started_often_stays_ended(tmp_path, ended, before):
-    code, calls = slurm(tmp_path, ended, "configs/128m.yaml", SLURM_RESTART_COUNT=before)
+def test_a_job_that_finished_or_is_wrong_or_often_saved_nothing_stays_ended(tmp_path, ended, vain):
+    """However often it was started: Slurm's own count is of planned stops too."""
+    (tmp_path / "lrkv-42.failures").write_text("1\n" * vain)
+    code, calls = slurm(tmp_path, ended, "configs/128m.yaml", SLURM_RESTART_COUNT="99")
     assert code == ended and not any(call.startswith("scontrol") for call in calls)
+    assert not (tmp_path / "lrkv-42.failures").exists()
+
+
+def test_a_start_that_saves_is_not_counted(tmp_path):
+    often = {"SLURM_RESTART_COUNT": "99", "MAX_RESTARTS": "1"}
+    for _ in range(3):
+        _, calls = slurm(tmp_path, 137, "configs/128m.yaml", **often)
+        assert calls[-1] == "scontrol requeue 42"
+        (line,) = [call for call in calls if call.startswith("LRKV_FAILURES=")][-1:]
+        (tmp_path / "calls").unlink()
+        os.unlink(line.partition("=")[2])  # as a checkpoint does
 
 
 def test_a_task_of_an_array_is_one_run_of_the_sweep(tmp_path):

@@ -7,6 +7,7 @@ import time
 import pytest
 
 from lrkv_jax.distributed.watchdog import COMPILE, Watchdog
+from lrkv_jax.errors import EXIT_UNAVAILABLE
 
 HANG = """
 import os, time
@@ -19,10 +20,10 @@ with Watchdog(0.2, 1, warn=lambda text: print(text, flush=True), leave=os._exit)
 """
 
 
-def test_a_hang_is_told_with_stacks_and_ended_with_start_again():
+def test_a_hang_is_told_with_stacks_and_ended_to_be_started_again():
     began, command = time.monotonic(), [sys.executable, "-c", HANG]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 75 and time.monotonic() - began < 25
+    assert ended.returncode == EXIT_UNAVAILABLE and time.monotonic() - began < 25
     first, *_, last = ended.stdout.splitlines()
     assert first.startswith("data of step 12 has taken 0 s: stacks follow")
     assert "hangs for 1 s: this process ends" in last and "watchdog.end_after" in last

@@ -9,8 +9,10 @@ computed when it was saved.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import os
 import sys
 import threading
 import time
@@ -291,6 +293,8 @@ class Checkpointer:
                 raise OSError(f"Orbax has not merged the files of {item}")
         layout.write_manifest(folder, {**content, "saved": time.time(), "files": files})
         layout.publish(folder, content["step"])
+        with contextlib.suppress(OSError):  # in it launch/slurm.sbatch counts starts in vain
+            os.unlink(os.environ.get("LRKV_FAILURES", ""))
         try:
             self._prune()
         except OSError as error:

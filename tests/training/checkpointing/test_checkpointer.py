@@ -29,8 +29,10 @@ ABSTRACT = jax.tree.map(
 )
 
 
-def test_the_newest_and_the_best_are_kept(tmp_path):
+def test_the_newest_and_the_best_are_kept(tmp_path, monkeypatch):
     """A validation loss of NaN, once the first of those kept, stayed the best for ever."""
+    monkeypatch.setenv("LRKV_FAILURES", str(tmp_path / "failures"))
+    (tmp_path / "failures").touch()
     losses = [float("nan"), 1.0, 3.0, 2.5, None]
     with Checkpointer(tmp_path / "c", max_to_keep=2) as checkpoints:
         for step, loss in enumerate(losses, 1):
@@ -38,6 +40,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
             checkpoints.wait()
         assert checkpoints.steps() == [2, 4, 5]
         assert checkpoints.best() == 2
+    assert not (tmp_path / "failures").exists(), "launch/slurm.sbatch counts on that"
 
 
 def test_a_step_that_a_training_run_deletes_meanwhile_is_not_damage(tmp_path, monkeypatch):
