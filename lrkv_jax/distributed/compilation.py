@@ -51,11 +51,10 @@ def use_cache(processes: Processes) -> Path | None:
 
     `LRKV_COMPILATION_CACHE` is another directory, or `off`; `JAX_COMPILATION_CACHE_DIR` is left as
     it is. To be called before anything is compiled. It is off, with a line on stderr, where the
-    user has no home directory that can be written, and where the processes of a run do not see the
-    same directory.
+    user has no home directory that can be written, where others can write to the directory, and
+    where the processes of a run do not see the same one.
 
-    Raises `LrkvError` for a directory that others can write, and for a chosen one that cannot be
-    made.
+    Raises `LrkvError` for a chosen directory that cannot be made.
     """
     chosen = os.environ.get("LRKV_COMPILATION_CACHE")
     if chosen == "off":
@@ -69,6 +68,7 @@ def use_cache(processes: Processes) -> Path | None:
         reason = _made(directory)
         if reason and chosen:
             raise LrkvError(f"{reason}: {_FIX}")
+        reason = reason or _unsafe(directory)
     why = ""
     # Another host may have no home where this one has one.
     if reasons := [text for text in processes.exchange(reason) if text]:
@@ -90,22 +90,24 @@ def use_cache(processes: Processes) -> Path | None:
 
 
 def _made(directory: Path) -> str:
-    """Make the directory, for this user alone; returns why that cannot be, or "".
-
-    Raises `LrkvError` for one that others can write.
-    """
+    """Make the directory, for this user alone; returns why that cannot be, or ""."""
     if directory.parts[0] == "~":  # expanduser has left it where it was
         return "this user has no home directory"
     try:
         # Whoever can write to the directory above could put another in its place.
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
-        status = directory.stat()
     except OSError as error:
         return f"{directory} cannot be made ({error.strerror})"
-    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o022:
-        raise LrkvError(f"{directory} can be written by others, and what it holds is run: {_FIX}")
     return ""
+
+
+def _unsafe(directory: Path) -> str:
+    """Why programs of a directory must not be run, or "": volumes may come with such modes."""
+    status = directory.stat()
+    if status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o022:
+        return ""
+    return f"{directory} can be written by others, and what it holds is run"
 
 
 @dataclass(frozen=True)
