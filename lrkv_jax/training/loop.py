@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def train(
         ):
             progress.info(line)
         if start < end:
-            with progress.doing(COMPILE, start):
+            with progress.doing(COMPILE, start), _fitting():
                 program = compiled_step(setup, abstract)
             progress.info(str(program))
         if start:
@@ -168,6 +168,20 @@ def _introduce(setup: Setup, start: int, progress: ProgressDisplay) -> None:
         progress.info("no step was saved before: starting again from step 0")
 
 
+@contextlib.contextmanager
+def _fitting(first: bool = True) -> Iterator[None]:
+    """Raise `LrkvError` where a device lacks memory; later than at first no setting is wrong."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if not first or "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        raise LrkvError(
+            "a step does not fit into a device's memory: raise train.grad_accum_steps, set "
+            "train.remat=full, or use more devices; `lrkv plan` shows what fits"
+        ) from error
+
+
 def _check_saved(
     setup: Setup, checkpoints: Checkpointer, step: int, stopped: bool, progress: ProgressDisplay
 ) -> None:
@@ -214,7 +228,8 @@ class _Loop:
             self._profile.before(step + 1)
             size = setup.config.train.global_batch_size
             batch = as_argument(setup.batch_sharding, size, tokens_bU)
-            state, metrics = self._program.call(state, batch)
+            with _fitting(first=bool(self._more)):
+                state, metrics = self._program.call(state, batch)
             step += 1
             if pending:
                 # The device is already busy with the next step while we wait for this one.
@@ -240,7 +255,8 @@ class _Loop:
 
     def _row(self, step: int, metrics: dict[str, Array]) -> dict[str, Any]:
         """The row of a step, which this waits for."""
-        row = self._meter.row(step, metrics) | self._more
+        with _fitting(first=bool(self._more)):  # what failed on a device is raised here
+            row = self._meter.row(step, metrics) | self._more
         if failures := self._callbacks.checkpoints.failures:
             row["failed_saves"] = failures
         self._profile.after(step)

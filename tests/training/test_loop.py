@@ -11,6 +11,7 @@ from unittest.mock import Mock, call
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from rich.console import Console
@@ -19,14 +20,15 @@ from support.full import full_output
 from lrkv_jax.config import load_config
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.loader import make_loader
+from lrkv_jax.distributed.compilation import Compiled
 from lrkv_jax.distributed.processes import Processes
 from lrkv_jax.distributed.stopping import Stopping
 from lrkv_jax.distributed.watchdog import Watchdog
-from lrkv_jax.errors import EXIT_UNAVAILABLE, LrkvError
+from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, LrkvError
 from lrkv_jax.lab.report.comparison.files import read_run_record
 from lrkv_jax.models.accounting.counts import training_flops_per_token
 from lrkv_jax.training.checkpointing import Checkpointer, layout
-from lrkv_jax.training.loop import train
+from lrkv_jax.training.loop import _fitting, train
 from lrkv_jax.training.metrics import read_metrics
 from lrkv_jax.training.restore import load_run
 from lrkv_jax.training.resume import changed_data
@@ -292,6 +294,20 @@ def test_a_directory_that_cannot_be_made_is_one_line(ended, tmp_path, name):
     with pytest.raises(LrkvError, match="run_dir") as error:
         train(ended.config(run=tmp_path / name), console=quiet(), **ONE)
     assert str(error.value).endswith("give another run_dir=PATH")
+
+
+def test_a_first_step_without_memory_is_one_line(tiny, monkeypatch):
+    """XLA's error is real: a petabyte."""
+
+    def call(state, batch):
+        return state, {"loss": jnp.ones(1 << 48)}
+
+    monkeypatch.setattr("lrkv_jax.training.loop.compiled_step", lambda *_: Compiled(call, 1, False))
+    with pytest.raises(LrkvError, match="train.grad_accum_steps.* train.remat.*lrkv plan") as error:
+        train(tiny(), console=quiet(), **ONE)
+    assert error.value.exit_code == EXIT_BAD_INPUT
+    with pytest.raises(jax.errors.JaxRuntimeError), _fitting(first=False):
+        call(None, None)
 
 
 def test_a_full_disk_is_one_line_that_leads_to_no_second_run(ended, tmp_path, monkeypatch):
