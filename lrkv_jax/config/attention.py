@@ -129,9 +129,14 @@ class AttentionConfig(Frozen):
 
     @classmethod
     def layer_class(cls) -> Any:
-        """The class of its layer, imported now."""
+        """The class of its layer, imported now; raises `LrkvError` where there is none."""
         module, _, name = cls.layer.rpartition(":")
-        return getattr(import_module(module or cls.__module__), name)
+        what = f"{cls.__name__}.layer = {cls.layer}"
+        there = _imported(what, module or cls.__module__)
+        if name not in there:
+            classes = [one for one, value in there.items() if isinstance(value, type)]
+            raise LrkvError(f"{what}: there is no such class{nearest(name, classes)}")
+        return there[name]
 
     @property
     def rotates_full_keys(self) -> bool:
@@ -231,21 +236,25 @@ def variant_class(kind: Any) -> type[AttentionConfig]:
     module, colon, name = path.partition(":")
     if not colon:
         raise LrkvError(f"kind {kind} is unknown{nearest(str(kind), VARIANTS)}")
-    try:
-        there = vars(import_module(module))
-    except ModuleNotFoundError as error:
-        raise LrkvError(
-            f"kind {kind}: there is no module {error.name}: install it, or put its folder on "
-            "PYTHONPATH"
-        ) from error
-    except Exception as error:  # it is another's code, and may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise LrkvError(f"kind {kind}: importing {module} raises {reason}") from error
+    there = _imported(f"kind {kind}", module)
     if not _is_variant(there.get(name)):
         own = [one for one, value in there.items() if _is_variant(value)]
         fix = nearest(name, own) if own else ": it defines no AttentionConfig with a name"
         raise LrkvError(f"kind {kind}: {module} has no variant {name}{fix}")
     return there[name]
+
+
+def _imported(what: str, module: str) -> dict[str, Any]:
+    """The names in a module; raises `LrkvError` with `what` names it."""
+    try:
+        return vars(import_module(module))
+    except ModuleNotFoundError as error:
+        raise LrkvError(
+            f"{what}: there is no module {error.name}: install it, or put its folder on PYTHONPATH"
+        ) from error
+    except Exception as error:  # it is another's code, and may raise anything
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise LrkvError(f"{what}: importing {module} raises {reason}") from error
 
 
 def _is_variant(value: Any) -> bool:

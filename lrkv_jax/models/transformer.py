@@ -20,6 +20,8 @@ from jaxtyping import Array, Float, Int
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.rules import constrain_batch
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, parameter_counts
 from lrkv_jax.models.attention.cache import Cache, Pages
 from lrkv_jax.models.layers import MLP, Embedding, Head, Norm, resolve_dtype, soft_cap
 from lrkv_jax.models.remat import Remat, rematerialized
@@ -255,7 +257,10 @@ def with_parameters(config: ModelConfig, params: Any) -> Transformer:
 
 
 def abstract_parameters(config: ModelConfig) -> Any:
-    """The parameters of `init_parameters`, with `jax.ShapeDtypeStruct`s instead of arrays."""
+    """The parameters of `init_parameters`, with `jax.ShapeDtypeStruct`s instead of arrays.
+
+    Raises `LrkvError` for a variant whose layer does not exist, or is not as large as it counts.
+    """
     return _shape_of(config)[1]
 
 
@@ -269,4 +274,21 @@ def specs(config: ModelConfig) -> Any:
 def _shape_of(config: ModelConfig) -> tuple[Any, Any, Any]:
     """The model's structure, the shapes of its parameters, and their `WeightSpec`s."""
     model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
+    _check_counts(config, [block.attention for block in _in_order(model.blocks)])
     return jax.tree.structure(model), parameters(model), weight_specs(model)
+
+
+def _check_counts(config, layers):
+    """Raise `LrkvError` unless a cycle's layers have the sizes that plans and tables count."""
+    weights = sum(leaf.size for leaf in jax.tree.leaves(layers))  # stacked over cycles
+    shapes = [layer.stored_shapes(1, 1, jnp.bfloat16) for layer in layers]
+    a_cycle = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
+    for what, counted, there in (
+        ("parameters", parameter_counts(config).attention, weights),
+        ("cache bytes per token", cache_allocated_bytes_per_token(config), config.cycles * a_cycle),
+    ):
+        if counted != there:
+            raise LrkvError(
+                f"{config.attention.label} counts {counted:,} {what} over all layers, and its "
+                f"arrays have {there:,}: correct its settings class (docs/new_variant.md)"
+            )

@@ -25,6 +25,7 @@ from lrkv_jax.distributed.processes import Processes
 from lrkv_jax.distributed.rules import batch_sharding, local_rows
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.accounting.counts import training_flops_per_token
+from lrkv_jax.models.transformer import abstract_parameters
 from lrkv_jax.optim import learning_rates
 from lrkv_jax.training.init_from import check_init_from, with_teacher
 from lrkv_jax.training.state import resolve
@@ -86,13 +87,15 @@ def resolve_with_mesh(
     """The configuration without `auto`, and its mesh, of all devices unless given.
 
     Raises `LrkvError`, in all processes, for a mesh, a schedule, a teacher or an `init_from` that
-    does not fit, and where they differ in a setting or a version that makes other steps.
+    does not fit, as `abstract_parameters` does, and where processes differ in a setting or version
+    that makes other steps.
     """
     with processes.together():
         config = with_teacher(resolve(config))
         check_init_from(config)
         mesh = make_mesh(config.mesh, devices)
         check_mesh(config, mesh)
+        abstract_parameters(config.model)
         if config.train.epochs is None:
             learning_rates(config.optimizer, config.train.total_steps)
     settings = {

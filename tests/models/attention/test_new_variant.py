@@ -15,6 +15,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench import clock, decode
 from lrkv_jax.lab.bench import train as train_bench
 from lrkv_jax.lab.bench.report import MEASURED
+from lrkv_jax.lab.plan.report import plan_report
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, parameter_counts
 from lrkv_jax.models.attention import abstract_layer
 from lrkv_jax.models.transformer import abstract_parameters
@@ -51,6 +52,23 @@ def test_it_is_planned_beside_the_others(folder, capsys, monkeypatch):
     assert cache_allocated_bytes_per_token(model, 2) == model.layers * 2 * model.head_width * 2
     leaves = jax.tree.leaves(abstract_parameters(model))
     assert parameter_counts(model).total == sum(leaf.size for leaf in leaves)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("kv_parameters", lambda *_: 7, "131,100 parameters over all layers, .* have 163,840"),
+        ("cache_values", lambda *_: 9, "TIED-2 counts 72 cache bytes .* have 512: correct"),
+        ("layer", "TiedAttentio", "layer = TiedAttentio: .* did you mean TiedAttention"),
+    ],
+)
+def test_what_it_counts_is_held_against_its_layer(folder, attribute, value, message, monkeypatch):
+    config = load_config("tied.yaml", ["model.vocabulary=4352"])  # a model that is not cached
+    monkeypatch.setattr(type(config.model.attention), attribute, value)
+    for use in (lambda: plan_report(config, ["tied"]), lambda: train(config)):
+        with pytest.raises(LrkvError, match=message):
+            use()
+    assert not Path(config.directory).exists()
 
 
 @pytest.mark.slow
