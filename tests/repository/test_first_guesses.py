@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
@@ -15,6 +16,11 @@ SHAPE = {"width": 32, "heads": 4, "head_width": 8}
 def layer():
     config = lj.ModelConfig(**SHAPE, attention=lj.LRKV(rank=3), dtype="float32")
     return lj.make_attention(config, rngs=nnx.Rngs(0))
+
+
+def decode(length, tokens, lengths, wrapped=lambda call: call):
+    x_BTD, cache = jnp.zeros((3, tokens, 32)), layer().init_cache(batch=3, length=length)
+    return wrapped(layer().decode)(x_BTD, cache, jnp.asarray(lengths))
 
 
 WRONG = {
@@ -35,6 +41,11 @@ WRONG = {
     ),
     "no batch": (lambda: layer()(jnp.zeros((5, 32))), "give [batch, positions, 32]"),
     "another width": (lambda: layer()(jnp.zeros((1, 5, 16))), "float32[1, 5, 16]"),
+    "more tokens than slots": (
+        lambda: decode(10, 24, [0, 0, 0], jax.jit), "24 new tokens, in a cache of 10 slots"
+    ),
+    "a full cache": (lambda: decode(10, 1, [3, 10, 0]), "lengths 0 to 10 and 1 new tokens"),
+    "a negative length": (lambda: decode(10, 1, [3, -1, 0]), "lengths are 0 or more"),
     "no run": (lambda: lj.load_run("nowhere"), "nowhere is not a run"),
     "a name to train": (lambda: lj.train("quickstart"), "give it load_config(NAME, overrides)"),
     "a setting that is none": (

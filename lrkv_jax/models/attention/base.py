@@ -219,11 +219,15 @@ class Attention(nnx.Module):
 
         Up to `MOST_QUERIES` of them read the stored cache, in the decode kernel. For more, as
         when a prompt is prefilled in chunks, making each head's keys once costs less than meeting
-        the factors once per query. Raises `LrkvError` for a cache that this layer would not make.
+        the factors once per query. Raises `LrkvError` for a cache that this layer would not make,
+        and for tokens past its end; of traced lengths and of pools that is the caller's to know.
         """
         self._check_input(x_BTD)
         T = x_BTD.shape[1]
         self._check(cache, x_BTD.shape[0] if pages_BN is None else None)
+        lengths_B = jnp.asarray(lengths_B)
+        if pages_BN is None:
+            _check_room(lengths_B, T, slots_of(cache))
         positions_BT = lengths_B[:, None] + jnp.arange(T)
         attend = Attention._attend_from_cache if T <= MOST_QUERIES else Attention._prefill
         out_BTHK, cache = on_mesh(attend, self, x_BTD, cache, positions_BT, pages_BN)
@@ -357,6 +361,17 @@ class Attention(nnx.Module):
 
 def _heads(layer, x_BTD, cache, positions_BT, segments_BT):
     return layer.heads(x_BTD, positions_BT, segments_BT), cache
+
+
+def _check_room(lengths_B, T, slots):
+    """Raise `LrkvError` for T tokens that the cache has no slots for: `write` drops them."""
+    traced = isinstance(lengths_B, jax.core.Tracer) or not lengths_B.is_fully_addressable
+    known_B = np.zeros(1, int) if traced else np.asarray(lengths_B)
+    if known_B.min() < 0 or known_B.max() + T > slots:
+        raise LrkvError(
+            f"lengths {known_B.min()} to {known_B.max()} and {T} new tokens, in a cache of {slots} "
+            "slots: lengths are 0 or more, and init_cache needs a length for all tokens"
+        )
 
 
 def _shape(array):
