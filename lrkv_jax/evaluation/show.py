@@ -1,5 +1,6 @@
 """An evaluation as a table."""
 
+import math
 from typing import Any
 
 from rich import box
@@ -39,8 +40,10 @@ def measures(result: dict[str, Any]) -> list[tuple[str, str]]:
                 (f"{text} bits per byte", f"{loss['bits_per_byte']:.4f}"),
             ]
     if same := result.get("agreement"):
+        error, bound = same["max_relative_error"], same.get("bound", math.inf)
+        mark = "" if error <= bound else f" WRONG, above {bound:.0e}"
         found += [
-            ("decoding against forward, relative error", f"{same['max_relative_error']:.1e}"),
+            ("decoding against forward, relative error", f"{error:.1e}{mark}"),
             (f"same greedy token, of {same['positions']}", f"{same['same_greedy_token']:.2%}"),
             ("nats per token, decoded", f"{same['loss']:.4f}"),
             ("nats per token, forward", f"{same['forward_loss']:.4f}"),

@@ -18,6 +18,7 @@ from lrkv_jax.lab.bench.report import MEASURED
 from lrkv_jax.lab.plan.report import plan_report
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, parameter_counts
 from lrkv_jax.models.attention import abstract_layer
+from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.transformer import abstract_parameters
 from lrkv_jax.training.loop import train
 
@@ -72,18 +73,26 @@ def test_what_it_counts_is_held_against_its_layer(folder, attribute, value, mess
 
 
 @pytest.mark.slow
-def test_it_trains_decodes_as_it_was_trained_and_stands_in_tables(folder, capsys, monkeypatch):
+def test_it_trains_decodes_as_it_was_trained_and_stands_in_tables(
+    folder, capsys, monkeypatch, caplog
+):
     settings = (*SMALL, *few_pages(folder), "train.steps=3", "optimizer.muon.iterations=1")
     assert train(load_config("tied.yaml", settings), devices=jax.devices()[:1]).step == 3
     run = folder / "runs" / "quickstart-tied"
     config = load_config(run / "config.yaml")
     assert config.model.attention.label == "TIED-2"
-    assert lrkv(capsys, monkeypatch, "evaluate", run, "--tasks", "bpb,agreement")[0] == 0
+    code, out, _ = lrkv(capsys, monkeypatch, "evaluate", run, "--tasks", "bpb,agreement")
+    assert code == 0 and "WRONG" not in out
     result = json.loads((run / "evaluation.json").read_text())
     assert result["attention"] == "tied_groups:Tied" and 0 < result["bpb"]["bits_per_byte"] < 20
     assert result["agreement"]["max_relative_error"] < 1e-5
     assert result["agreement"]["same_greedy_token"] == 1
     assert result["kv_cache_bytes_per_token"] == result["kv_cache_bytes_per_token_formula"]
+    layer = config.model.attention.layer_class()
+    with monkeypatch.context() as patch:  # it now trains otherwise than it decodes
+        patch.setattr(layer, "attend_full", lambda *args: 1.5 * Attention.attend_full(*args))
+        code, out, _ = lrkv(capsys, monkeypatch, "evaluate", run, "--tasks", "agreement")
+    assert code == 0 and "WRONG, above 1e-05" in out and "rounding explains 1e-05" in caplog.text
     where = ("--only", "table01,fig02", "--out", folder / "out")
     assert lrkv(capsys, monkeypatch, "report", run, *where)[0] == 0
     (table,) = (folder / "out").rglob("table01*[!d].md")
