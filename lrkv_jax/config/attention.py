@@ -268,8 +268,11 @@ def variants() -> dict[str, type[AttentionConfig]]:
 
 def _of_kind(settings: Any) -> Any:
     if isinstance(settings, str):
-        name = variant_class(settings).__name__
-        raise LrkvError(f"attention = {settings!r}: give its settings, as in lrkv_jax.{name}()")
+        variant = variant_class(settings)
+        fields = variant.model_fields.items()
+        needed = ", ".join(f"{name}=8" for name, field in fields if field.is_required())
+        how = f"lrkv_jax.{variant.__name__}({needed})"
+        raise LrkvError(f"attention = {settings!r}: give its settings, as in {how}")
     if not isinstance(settings, dict):
         return settings
     return variant_class(settings.get("kind")).model_validate(settings)

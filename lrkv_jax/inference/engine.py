@@ -94,6 +94,8 @@ class Engine:
     ):
         if isinstance(model, ModelConfig):
             config = model
+        elif not hasattr(model, "config"):
+            raise LrkvError(f"an Engine of a {type(model).__name__}: give a run, as load_run reads")
         else:
             config, mesh = model.config.model, mesh or model.mesh
             params = model.params if params is None else params
@@ -207,6 +209,8 @@ class Engine:
         self._check("forced", request.forced)
         if not 0 <= (request.logprobs or 0) <= TOPS:
             raise LrkvError(f"logprobs = {request.logprobs}: use 0 to {TOPS}")
+        if not isinstance(request.rng.seed, int | np.integer):
+            raise LrkvError(f"seed = {request.rng.seed!r}: use a whole number")
         min_tokens, stops = request.min_tokens, len(request.stop_token_ids)
         if not 0 <= min_tokens <= max(request.max_tokens, 0):
             raise LrkvError(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
@@ -20,6 +21,7 @@ from lrkv_jax.config import RunConfig
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 from lrkv_jax.errors import LrkvError, nearest
 from lrkv_jax.inference.engine import Engine
+from lrkv_jax.inference.placement import check_parameters
 from lrkv_jax.inference.request import check_tokens
 from lrkv_jax.inference.sampling import Sampling
 from lrkv_jax.models.transformer import with_parameters
@@ -51,13 +53,21 @@ class TrainedRun:
 
     def ids(self, text: str) -> list[int]:
         """The ids of a text that begins: BOS and its tokens, or as its tokenizer has them."""
+        if not isinstance(text, str):
+            raise LrkvError(f"the prompt is a {type(text).__name__}: give a text")
         return self.tokenizer.prompt(text)
 
     def apply(self, params: Any, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T V"]:
         """Float32 logits of the next token at every position: pure, for `jax.grad` and `jax.jit`.
 
-        `params` has the structure of `self.params`.
+        `params` has the structure of `self.params`. Raises `LrkvError` for others, and for tokens
+        that are no batch of ids.
         """
+        check_parameters(self.config.model, params)
+        tokens_BT = jnp.asarray(tokens_BT)
+        if tokens_BT.ndim != 2 or not jnp.issubdtype(tokens_BT.dtype, jnp.integer):
+            shape = f"{tokens_BT.dtype}{list(tokens_BT.shape)}"
+            raise LrkvError(f"the tokens are {shape}: give token ids [batch, positions]")
         return with_parameters(self.config.model, params)(tokens_BT)
 
     def model(self, ids: Int[Array, "... T"] | Sequence) -> Float[Array, "... T V"]:
@@ -90,8 +100,6 @@ class TrainedRun:
         `sampling` or `settings` (`temperature=0`, `top_k=50`) change that. Raises `LrkvError` for
         a prompt that is no text and for wrong settings.
         """
-        if not isinstance(text, str):
-            raise LrkvError(f"the prompt is a {type(text).__name__}: give a text")
         if max_new_tokens < 1:
             raise LrkvError(f"max_new_tokens = {max_new_tokens}: use 1 or more")
         if unknown := sorted(settings.keys() - vars(SAMPLING).keys()):

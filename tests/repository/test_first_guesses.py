@@ -15,7 +15,9 @@ SHAPE = {"width": 32, "heads": 4, "head_width": 8}
 @functools.cache
 def layer():
     config = lj.ModelConfig(**SHAPE, attention=lj.LRKV(rank=3), dtype="float32")
-    return lj.make_attention(config, rngs=nnx.Rngs(0))
+    made = lj.make_attention(config, rngs=nnx.Rngs(0))
+    made.output.set_value(jnp.ones_like(made.output[...]))  # drawn as zeros
+    return made
 
 
 def decode(length, tokens, lengths, wrapped=lambda call: call):
@@ -32,14 +34,30 @@ WRONG = {
         lambda: lj.ModelConfig(width=32, num_heads=4, attention=lj.MHA()), "did you mean heads?"
     ),
     "a variant by its name": (
-        lambda: lj.ModelConfig(**SHAPE, attention="lrkv"), "as in lrkv_jax.LRKV()"
+        lambda: lj.ModelConfig(**SHAPE, attention="lrkv"), "as in lrkv_jax.LRKV(rank=8)"
     ),
     "a rank by its place": (lambda: lj.LRKV(8), "LRKV takes its settings by name: rank=8"),
     "a rank as a text": (lambda: lj.LRKV(rank="8"), "rank = '8' should be a valid integer"),
     "a variant for a model": (
         lambda: lj.make_attention(lj.LRKV(rank=8), rngs=nnx.Rngs(0)), "give a ModelConfig, as in"
     ),
-    "no batch": (lambda: layer()(jnp.zeros((5, 32))), "give [batch, positions, 32]"),
+    "no batch": (lambda: layer()(jnp.zeros((5, 32))), "give floating-point [batch, positions, 32]"),
+    "whole numbers": (lambda: layer()(jnp.zeros((1, 5, 32), int)), "input is int32[1, 5, 32]"),
+    "no tokens": (lambda: layer()(jnp.zeros((1, 0, 32))), "input is float32[1, 0, 32]"),
+    "other positions": (
+        lambda: layer()(jnp.zeros((3, 5, 32)), jnp.arange(4)), "= [0 1 2 3]: give integers [3, 5]"
+    ),
+    "positions between": (
+        lambda: layer()(jnp.zeros((1, 2, 32)), jnp.ones((1, 2))), "positions = [[1. 1.]]: give"
+    ),
+    "other segments": (
+        lambda: layer()(jnp.zeros((1, 2, 32)), None, [1, 2, 3]), "segments = [1, 2, 3]: give"
+    ),
+    "lengths of others": (lambda: decode(10, 1, [0, 0]), "lengths = [0 0]: give integers [3]"),
+    "lengths between": (lambda: decode(10, 1, 0.5), "lengths = 0.5: give integers [3]"),
+    "a seed for rngs": (
+        lambda: lj.make_attention(layer().config, rngs=0), "rngs = 0: give nnx.Rngs, as in"
+    ),
     "another width": (lambda: layer()(jnp.zeros((1, 5, 16))), "float32[1, 5, 16]"),
     "more tokens than slots": (
         lambda: decode(10, 24, [0, 0, 0], jax.jit), "24 new tokens, in a cache of 10 slots"
@@ -52,6 +70,7 @@ WRONG = {
         lambda: lj.load_config("quickstart", {"train": {"step": 3}}),
         "unknown key train.step: did you mean steps?",
     ),
+    "a folder for an engine": (lambda: lj.Engine("runs/x"), "an Engine of a str: give a run"),
     "a bare engine": (lambda: lj.Engine(layer().config), "needs its parameters and a length"),
 }  # fmt: skip
 
@@ -62,6 +81,15 @@ def test_a_wrong_guess_is_answered_in_one_line(case):
     with pytest.raises(lj.LrkvError) as raised:
         call()
     assert answer in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_lists_and_what_stands_for_every_sequence_are_taken():
+    x_BTD, cache = jnp.ones((2, 3, 32)), layer().init_cache(batch=2, length=8)
+    whole = layer()(x_BTD, jnp.arange(3), [0, 0, 1])
+    assert whole.any()
+    assert jnp.array_equal(whole, layer()(x_BTD, None, jnp.array([[0, 0, 1]] * 2)))
+    decoded = [layer().decode(x_BTD, cache, lengths)[0] for lengths in (0, [0, 0])]
+    assert jnp.array_equal(*decoded)
 
 
 @pytest.mark.slow
@@ -81,8 +109,16 @@ def test_right_guesses_about_a_run_work(finished_run):
     ):
         with pytest.raises(lj.LrkvError, match=answer):
             run.generate("The", **settings)
-    with pytest.raises(lj.LrkvError, match="the prompt is a list: give a text"):
-        run.generate(["The"])
+    assert jnp.array_equal(run.apply(run.params, [[3, 4]]), logits)
+    for call, answer in (
+        (lambda: run.generate(["The"]), "the prompt is a list: give a text"),
+        (lambda: run.logits(3), "the prompt is a int: give a text"),
+        (lambda: run.generate("The", 3, seed="x"), "seed = 'x': use a whole number"),
+        (lambda: run.apply({}, [[3, 4]]), "the parameters are another model's: blocks"),
+        (lambda: run.apply(run.params, [3, 4]), r"int32\[2\]: give token ids \[batch, positions"),
+    ):
+        with pytest.raises(lj.LrkvError, match=answer):
+            call()
 
 
 def test_settings_are_texts_or_mappings():

@@ -21,6 +21,8 @@ def make_attention(config, *, rngs, axis_rules=None):
     `nnx.get_partition_spec` finds their placement; () leaves the rules to flax's context. Raises
     `LrkvError` for an axis that does not exist.
     """
+    from flax import nnx
+
     from lrkv_jax.config import ModelConfig
     from lrkv_jax.distributed.rules import check_rules
     from lrkv_jax.errors import LrkvError
@@ -31,6 +33,8 @@ def make_attention(config, *, rngs, axis_rules=None):
             f"make_attention of a {type(config).__name__}: give a ModelConfig, as in "
             "ModelConfig(width=64, heads=4, head_width=16, attention=LRKV(rank=8))"
         )
+    if not isinstance(rngs, nnx.Rngs):
+        raise LrkvError(f"rngs = {rngs!r}: give nnx.Rngs, as in rngs=nnx.Rngs(0)")
     layer = config.attention.layer_class()(config.main_kind)
     draw(layer, rngs.params())
     if axis_rules is not None:

@@ -168,11 +168,15 @@ class Attention(nnx.Module):
     ) -> Float[Array, "B T D"]:
         """Attend over whole sequences; tokens of different segments never see each other.
 
-        Positions are 0 to T − 1 unless given.
+        Positions are 0 to T − 1 unless given. Of both [T] stands for every sequence. Raises
+        `LrkvError` for arrays of another shape or dtype.
         """
         self._check_input(x_BTD)
-        if positions_BT is None:
-            positions_BT = jnp.broadcast_to(jnp.arange(x_BTD.shape[1]), x_BTD.shape[:2])
+        shape = x_BTD.shape[:2]
+        positions_BT = jnp.arange(shape[1]) if positions_BT is None else positions_BT
+        positions_BT = _integers("positions", positions_BT, shape)
+        if segments_BT is not None:
+            segments_BT = _integers("segments", segments_BT, shape)
         if manual_sharding.in_train_step():
             out_BTHK = on_tensor(Attention.heads, self, x_BTD, positions_BT, segments_BT)
         else:
@@ -223,9 +227,9 @@ class Attention(nnx.Module):
         and for tokens past its end; of traced lengths and of pools that is the caller's to know.
         """
         self._check_input(x_BTD)
-        T = x_BTD.shape[1]
-        self._check(cache, x_BTD.shape[0] if pages_BN is None else None)
-        lengths_B = jnp.asarray(lengths_B)
+        B, T = x_BTD.shape[:2]
+        self._check(cache, B if pages_BN is None else None)
+        lengths_B = _integers("lengths", lengths_B, (B,))
         if pages_BN is None:
             _check_room(lengths_B, T, slots_of(cache))
         positions_BT = lengths_B[:, None] + jnp.arange(T)
@@ -298,9 +302,10 @@ class Attention(nnx.Module):
         return in_float64(self.query_gain) * in_float64(self.key_gain)
 
     def _check_input(self, x_BTD):
-        if x_BTD.ndim != 3 or x_BTD.shape[-1] != self.config.width:
+        shape, floating = x_BTD.shape, jnp.issubdtype(x_BTD.dtype, jnp.floating)
+        if len(shape) != 3 or shape[-1] != self.config.width or 0 in shape or not floating:
             raise LrkvError(
-                f"the layer's input is {_shape(x_BTD)}: give [batch, positions, "
+                f"the layer's input is {_shape(x_BTD)}: give floating-point [batch, positions, "
                 f"{self.config.width}], as wide as the model"
             )
 
@@ -361,6 +366,17 @@ class Attention(nnx.Module):
 
 def _heads(layer, x_BTD, cache, positions_BT, segments_BT):
     return layer.heads(x_BTD, positions_BT, segments_BT), cache
+
+
+def _integers(name, given, shape):
+    """Integers of this shape, from what broadcasts to it; raises `LrkvError` for anything else."""
+    try:
+        found = jnp.asarray(given)
+        if jnp.issubdtype(found.dtype, jnp.integer):
+            return jnp.broadcast_to(found, shape)
+    except (TypeError, ValueError):  # no numbers, or of no such shape
+        pass
+    raise LrkvError(f"{name} = {str(given)[:60]}: give integers {list(shape)}")
 
 
 def _check_room(lengths_B, T, slots):
