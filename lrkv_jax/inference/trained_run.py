@@ -46,6 +46,11 @@ class TrainedRun:
     mesh: Mesh
     directory: Path | None = None
 
+    def __repr__(self) -> str:
+        mesh = ", ".join(f"{axis} {size}" for axis, size in self.mesh.shape.items())
+        label = self.config.model.attention.label
+        return f"TrainedRun({self.directory}, step {self.step}, {label}, mesh {mesh})"
+
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the run was trained with."""

@@ -95,6 +95,8 @@ def test_lists_and_what_stands_for_every_sequence_are_taken():
 @pytest.mark.slow
 def test_right_guesses_about_a_run_work(finished_run):
     run = lj.load_run(finished_run.directory)
+    assert repr(run).startswith(f"TrainedRun({run.directory}, step {run.step}, ")
+    assert len(repr(run)) < 300
     assert run.tokenizer("The") == run.tokenizer.encode("The").tolist()
     text = run.generate("The", max_new_tokens=3, temperature=0)
     assert text == run.generate("The", 3, sampling=lj.Sampling())
