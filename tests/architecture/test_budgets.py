@@ -20,13 +20,13 @@ PLAN = {
 }  # fmt: skip
 # The lines that each package may have.
 BUDGET = {
-    "config": 1750, "models": 3256, "kernels": 3065, "optim": 460, "distributed": 1485,
-    "training": 3160, "data": 3271, "inference": 2964, "serving": 1824, "evaluation": 1514,
-    "interop": 2272, "cli": 1683, "lab": 7965, "": 249,
+    "config": 1762, "models": 3313, "kernels": 3065, "optim": 460, "distributed": 1485,
+    "training": 3163, "data": 3271, "inference": 2981, "serving": 1824, "evaluation": 1541,
+    "interop": 2272, "cli": 1683, "lab": 7972, "": 249,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_860, 3_790, 801
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_936, 3_790, 801
 
 
 def lines_of(path):
