@@ -125,9 +125,9 @@ def prepare_data(
     def progress(what: str, done: float, total: int) -> None:
         if not told:
             told.append("mixture" if data.mixture else data.source)
-            size = f"{total:,} {what.split()[0]}"
+            size = f", {total:,} {what.split()[0]}" if total else ""
             why = f"{data.directory} has none of this content with these settings"
-            tell(f"building the records of {told[0]}, {size}: {why}")
+            tell(f"building the records of {told[0]}{size}: {why}")
 
     with processes.together():
         if processes.index == 0:

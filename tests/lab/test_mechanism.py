@@ -121,6 +121,24 @@ def test_of_the_runs_of_a_quarter_the_page_says_what_survives_on_both_splits(pag
         assert len(found) == 4 and max(abs(one.difference) for one in found.values()) < 0.003
 
 
+def test_a_run_is_the_same_on_another_processor(pages):
+    page, kept = (
+        (EXPERIMENTS.parent / "docs/results.md").read_text(),
+        EXPERIMENTS / "results/mechanism",
+    )
+    runs = {
+        tuple(r[k] for k in ("variant", "seed", "steps", "rate")): r
+        for r in pages.runs.kept(kept / "runs.jsonl")
+    }
+    differences = []
+    for again in pages.runs.kept(kept / "again.jsonl"):
+        run = runs[tuple(again[k] for k in ("variant", "seed", "steps", "rate"))]
+        assert again["commit"] == run["commit"] and again["processors"] != run["processors"]
+        bits = [pages.design.bits_per_byte(of["documents"]["test"]) for of in (again, run)]
+        differences.append(abs(bits[0] - bits[1]))
+    assert len(differences) == 2 and f"another differs by {max(differences):.6f})" in page
+
+
 def test_a_token_can_be_copied_if_it_followed_the_same_token_before(pages):
     again_T = pages.runs.seen_before(np.array([5, 6, 7, 5, 6, 5, 6, 7, 7, 5]))
     assert again_T.tolist() == [False, False, False, True, False, True, True, False, True]
