@@ -115,6 +115,15 @@ def test_of_the_runs_of_a_quarter_the_page_says_what_survives_on_both_splits(pag
     full = {f"{-of['lrkv_full'].difference:.3f}" for of in (tune, test)}
     told = f"{min(below):.3f} to {max(below):.3f} below MHA, the paper's LRKV {full.pop()}"
     assert told in " ".join(page.split()) and not full
+    kept = pages.runs.kept(EXPERIMENTS / "results/mechanism/size.jsonl")
+    bits = {
+        run["variant"]: pages.design.bits_per_byte(run["documents"]["test"])
+        for run in kept
+        if run["steps"] == pages.design.SIZE.steps and run["seed"] == 0
+    }
+    shared, full = (bits["mha"] - bits[name] for name in ("shared", "lrkv_full"))
+    told = f"a shared path is {shared:.3f} and the paper's LRKV {full:.3f} below MHA"
+    assert told in " ".join(page.split())
     for found in to_mha(pages.design.HYBRIDS):
         assert len(found) == 4 and max(abs(one.difference) for one in found.values()) < 0.001
     for found in to_mha(pages.design.HYBRIDS, pages.design.HYBRIDS.steps, (0, 1)):
