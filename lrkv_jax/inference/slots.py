@@ -67,7 +67,7 @@ class StepInputs:
 class StepOutputs:
     """The samples of a call: `count_B` tokens for each slot, and their log-probabilities.
 
-    `logits_BNV` are those of the first tokens if any is forced, else None.
+    `logits_BNV` are theirs if any is forced, else None.
     """
 
     tokens_BN: Int[Array, "B N"]

@@ -95,18 +95,17 @@ class Callbacks:
         """
         some, row = self.config.train.validation_batches, {}
         with self._progress.doing("validation", step):
-            found = self._held_out(state, step, some)
-            # The best step is found among losses of the same batches.
-            self._losses = {step: found.cross_entropy}
+            found = subset = self._held_out(state, step, some)
             if step == self.config.train.total_steps and some is not None and not self.stopped:
                 row = {
-                    "val_loss_subset": found.cross_entropy,
-                    "val_bpb_subset": found.bits_per_byte,
+                    "val_loss_subset": subset.cross_entropy,
+                    "val_bpb_subset": subset.bits_per_byte,
                 }
                 found = self._held_out(state, step, None)
         if self.stopped:
-            self._losses = {}
             return {}
+        # The best step is found among losses of the same batches.
+        self._losses = {step: subset.cross_entropy}
         self.last_validation = found
         return row | {
             "validation_loss": found.cross_entropy,

@@ -147,20 +147,19 @@ def prepare_data(
         )
         if train.sample_tokens:
             sample_prompts(config, loader.tokenizer)
-        content = {} if processes.count == 1 else _content(config, loader)
+        content = {} if processes.count == 1 else _content(config, loader, path)
     processes.check_equal(content)
     return Setup(config, mesh, loader, processes)
 
 
-def _content(config: RunConfig, loader: Loader) -> dict[str, str]:
+def _content(config: RunConfig, loader: Loader, path: Path) -> dict[str, str]:
     """What the processes of a run must have in common, wherever the data of each lie."""
-    heldout = Records(build_dataset(config.data, config.train.seq_len), "heldout")
     source = "data.source" if config.data.mixture is None else "data.mixture.folder"
     return {
         f"the hash of {source}": loader.fingerprint,
         "the hash of data.tokenizer": loader.tokenizer.fingerprint,
         "the number of training records": str(loader.records),
-        "the number of held-out records": str(len(heldout)),
+        "the number of held-out records": str(len(Records(path, "heldout"))),
         "the hash of the first batch": loader.hash_at(0),
     }
 

@@ -21,7 +21,7 @@ PLAN = {
 # The lines that each package may have.
 BUDGET = {
     "config": 1762, "models": 3313, "kernels": 3065, "optim": 460, "distributed": 1485,
-    "training": 3163, "data": 3271, "inference": 2981, "serving": 1824, "evaluation": 1541,
+    "training": 3161, "data": 3271, "inference": 2981, "serving": 1824, "evaluation": 1541,
     "interop": 2272, "cli": 1683, "lab": 7972, "": 249,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the

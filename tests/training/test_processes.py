@@ -101,7 +101,7 @@ def test_two_processes_learn_what_one_learns(tmp_path, pages, alone):
 
 
 def test_one_process_goes_on_from_the_checkpoint_of_two(tmp_path, pages, alone):
-    """Each of the two reads rows of its own, process 1 from copied records without their text."""
+    """Each of the two reads other rows, process 1 from copied records without their text."""
     mesh = "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"
     copies, run_dir = with_a_folder_each(pages, tmp_path), tmp_path / "run"
     first = [setting.replace("{process}", "0") for setting in copies]
