@@ -40,7 +40,7 @@ def built(source, directory, *options):
         f"data.directory={directory}", *options,
     ]  # fmt: skip
     subprocess.run([sys.executable, "-c", COMMAND, *words], timeout=150, check=True)
-    (folder,) = (path for path in directory.iterdir() if path.name != "streams")
+    (folder,) = directory.glob("texts-*")
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
