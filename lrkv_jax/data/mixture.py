@@ -24,6 +24,7 @@ from lrkv_jax.data.records.folders import (
     built,
     describe,
     file_name,
+    make_directory,
     token_features,
     write_file,
 )
@@ -60,7 +61,7 @@ def build_mixture(data_config: DataConfig, context: int, *, progress: OnProgress
     does, and where the folder cannot be written or is damaged.
     """
     mixture, tokenizer = data_config.mixture, load_tokenizer(data_config.tokenizer)
-    identity = [_FORMAT, context, mixture_identity(mixture, tokenizer)]
+    identity = [_FORMAT, context, _identity(data_config, tokenizer)]
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:10]
     name = f"mixture-{Path(tokenizer.name).stem}-{context}-{digest}"
 
@@ -114,13 +115,15 @@ def packed(config: DataConfig, split: str, context: int, tokenizer: Tokenizer) -
     return Packed(records, {**counts, "filled": filled}, parts)
 
 
-def mixture_identity(mixture: MixtureConfig, tokenizer: Tokenizer) -> list[object]:
-    """Return everything but their length that a mixture's records depend on, as JSON.
+def _identity(config: DataConfig, tokenizer: Tokenizer) -> list[object]:
+    """Everything but their length that a mixture's records depend on, as JSON.
 
     Raises LrkvError as `lrkv_jax.data.tasks.registry.stream` does.
     """
+    mixture, cache = config.mixture, Path(config.directory, "sources.json")
+    make_directory(config.directory)
     parts = {(part.task, part.split) for part in (*mixture.train, *mixture.heldout)}
-    sets = {"/".join(part): identity(*part, mixture.folder) for part in sorted(parts)}
+    sets = {"/".join(part): identity(*part, mixture.folder, cache) for part in sorted(parts)}
     found: list[object] = [mixture.model_dump(mode="json", exclude={"folder"}), sets]
     found.append(tokenizer.fingerprint)
     if tokenizer.template is not None:

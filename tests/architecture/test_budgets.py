@@ -21,12 +21,12 @@ PLAN = {
 # The lines that each package may have.
 BUDGET = {
     "config": 1762, "models": 3313, "kernels": 3065, "optim": 460, "distributed": 1485,
-    "training": 3161, "data": 3271, "inference": 2981, "serving": 1824, "evaluation": 1541,
+    "training": 3162, "data": 3275, "inference": 2981, "serving": 1824, "evaluation": 1541,
     "interop": 2272, "cli": 1683, "lab": 7972, "": 249,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_963, 3_790, 801
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_990, 3_790, 801
 
 
 def lines_of(path):

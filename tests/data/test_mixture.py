@@ -1,17 +1,23 @@
 """A mixture has each conversation as often as its weight says, whole, in records of one length."""
 
+import os
+import shutil
 from collections import Counter
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lrkv_jax.config.schema import DataConfig, MixtureConfig, MixturePart
+from lrkv_jax.data.assets import FOLDER
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.loader import Records, heldout_batches, make_loader
 from lrkv_jax.data.mixture import best_fit, packed
 from lrkv_jax.data.records.build import build_dataset
+from lrkv_jax.data.tables import read_json_lines
 from lrkv_jax.data.tasks.registry import load, task
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
@@ -104,6 +110,27 @@ def test_a_built_mixture_is_read_as_any_other_data(tmp_path):
     assert build_dataset(mixed, CONTEXT) == path
     assert build_dataset(data(part("mmlu", "dev"), directory=tmp_path), CONTEXT) != path
     assert next(heldout_batches(mixed, CONTEXT, 2)).shape == (2, CONTEXT + 1)
+
+
+def test_a_mixture_belongs_to_the_content_of_its_sets(tmp_path):
+    gsm8k = tmp_path / "sets/gsm8k/main"
+    gsm8k.mkdir(parents=True)
+    train, test = (gsm8k / f"{split}-0-of-1.parquet" for split in ("train", "test"))
+    for path in (train, test):
+        rows = read_json_lines(FOLDER / f"demo/gsm8k-{path.name.split('-')[0]}.jsonl")
+        pq.write_table(pa.Table.from_pylist([row for _, row in rows]), path)
+
+    def found(folder):
+        mixed = data(part("gsm8k", "train"), directory=tmp_path / "built")
+        sets = mixed.mixture.model_copy(update={"folder": str(folder)})
+        return build_dataset(mixed.model_copy(update={"mixture": sets}), CONTEXT)
+
+    path = found(tmp_path / "sets")
+    os.utime(train, ns=(10**18, 10**18))
+    copy = shutil.copytree(tmp_path / "sets", tmp_path / "copy", copy_function=shutil.copyfile)
+    assert found(tmp_path / "sets") == found(copy) == path
+    shutil.copyfile(train, copy / "gsm8k/main" / test.name)
+    assert found(copy) != path
 
 
 def test_epochs_have_each_record_exactly_so_often_and_then_nothing(tmp_path):

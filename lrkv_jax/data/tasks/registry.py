@@ -10,6 +10,7 @@ from typing import Any
 
 from lrkv_jax.data.assets import FOLDER, asset_checksum
 from lrkv_jax.data.conversation import Conversation, conversation_from
+from lrkv_jax.data.sources import file_identities
 from lrkv_jax.data.tables import read_json_lines, read_parquet
 from lrkv_jax.data.tasks import choices, gsm8k, humaneval
 from lrkv_jax.data.tasks.choices import Choices
@@ -132,16 +133,16 @@ def load(name: str, split: str, folder: str | Path = DEMO) -> list[Example]:
     return list(stream(name, split, folder))
 
 
-def identity(name: str, split: str, folder: str | Path = DEMO) -> list[object]:
-    """A split's identity without reading it: the asset's checksum, or files, sizes, mtimes.
+def identity(name: str, split: str, folder: str | Path, cache: Path) -> list[Any]:
+    """What a split's examples depend on: the asset's checksum, or `file_identities` by `cache`.
 
     Raises LrkvError as `load` does for what is missing.
     """
     found = _with_split(name, split)
     if str(folder) == DEMO:
         return [asset_checksum(found.demo(split))]
-    stats = [(path.name, path.stat()) for path in _paths(found, split, Path(folder) / name)]
-    return [[file, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+    paths = _paths(found, split, Path(folder) / name)
+    return file_identities(str(paths[0].parent), [path.name for path in paths], cache)
 
 
 def fingerprint(examples: Iterable[Example]) -> str:
