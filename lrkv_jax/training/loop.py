@@ -18,7 +18,7 @@ from lrkv_jax.distributed.processes import HERE, Processes
 from lrkv_jax.distributed.rules import as_argument
 from lrkv_jax.distributed.stopping import Stopping, StopRequest
 from lrkv_jax.distributed.watchdog import COMPILE
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import EXIT_UNAVAILABLE, LrkvError
 from lrkv_jax.training.callbacks import (
     Callbacks,
     checked_row,
@@ -195,7 +195,8 @@ def _check_saved(
         progress.info(lost)
         return
     with setup.processes.together():  # all have failed: process 0 reports it
-        raise LrkvError(f"{lost}, once {setup.directory} has space and can be written")
+        text = f"{lost}, once {setup.directory} has space and can be written"
+        raise LrkvError(text, EXIT_UNAVAILABLE)
 
 
 class _Loop:

@@ -96,7 +96,7 @@ def test_a_disk_that_stays_full_keeps_the_last_sound_step_and_says_where_it_goes
         'while true; do cat /dev/zero >> "$DISK/ballast"; sleep 0.05; done',
         'find "$DISK" -name ".*" | grep -v "^$DISK$" >> "$LOG"; rm "$DISK/ballast"; train',
     )  # fmt: skip
-    first, _, second = ended.stdout.partition("code 2")
+    first, _, second = ended.stdout.partition("code 69")
     assert second, ended.stdout + ended.stderr
     assert "FAILED" in first and "No space left" in first and "the newest is of step" in first
     assert f"{tmp_path}/disk/run/checkpoints/." not in second, "Orbax has left something"
