@@ -30,7 +30,7 @@ def runs(
     if as_json:
         print(files.json_of(rows))
     else:
-        print(tabulated(HEADERS, [as_cells(row) for row in rows], left=2, form="simple"))
+        print(tabulated(HEADERS, as_cells(rows), left=2, form="simple"))
     for folder, reason in broken.items():
         print(f"left out: {folder}: {reason}", file=sys.stderr)
 

@@ -67,14 +67,19 @@ def _files(folder: Path) -> Iterator[os.stat_result]:
                 yield path.stat()
 
 
-def as_cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """A row as texts, under `HEADERS`; the run by the end of its path."""
-    return (
-        Path(row["run"]).name, row["variant"], f"{row['step']:,}/{row['steps']:,}", row["state"],
-        _number(row["loss"], ".3f"), _number(row["bits_per_byte"], ".4f"),
-        _number(row["tokens_per_second"], ",.0f"),
-        _number(row["bytes"] and row["bytes"] / 1e6, ",.1f"), _age(row["age"]),
-    )  # fmt: skip
+def as_cells(rows: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Rows as texts, under `HEADERS`; a run by its path below the folder that all are in."""
+    folder = os.path.commonpath([Path(row["run"]).absolute().parent for row in rows] or [Path("/")])
+    return [
+        (
+            os.path.relpath(row["run"], folder), row["variant"],
+            f"{row['step']:,}/{row['steps']:,}", row["state"],
+            _number(row["loss"], ".3f"), _number(row["bits_per_byte"], ".4f"),
+            _number(row["tokens_per_second"], ",.0f"),
+            _number(row["bytes"] and row["bytes"] / 1e6, ",.1f"), _age(row["age"]),
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 def setting_rows(one: RunConfig, other: RunConfig) -> list[tuple[str, str, str]]:
@@ -92,8 +97,7 @@ def setting_rows(one: RunConfig, other: RunConfig) -> list[tuple[str, str, str]]
 
 def result_rows(one: RunRecord, other: RunRecord) -> list[tuple[str, str, str]]:
     """(what, of one, of the other): the results of two runs, and the sizes of their caches."""
-    rows = list(map(row_of, (one, other)))
-    cells = list(map(as_cells, rows))
+    cells = as_cells(list(map(row_of, (one, other))))
     named = [(name, cells[0][at], cells[1][at]) for at, name in enumerate(HEADERS) if 0 < at < 7]
     caches = [cache_allocated_bytes_per_token(run.config.model) for run in (one, other)]
     return [*named, ("cache, bytes/token", f"{caches[0]:,}", f"{caches[1]:,}")]

@@ -1,6 +1,7 @@
 """`lrkv runs`, `compare`, `show` and `data show` say what is there."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -21,8 +22,9 @@ def two(tmp_path):
 
 def test_runs_are_listed_with_their_state(capsys, monkeypatch, two):
     finished, stopped = two
+    write_run(finished.parent / "swept" / "one", "attention=mqa")  # as a sweep does
     code, out, _ = lrkv(capsys, monkeypatch, "runs", str(finished.parent), "--json")
-    rows = {row["run"].rpartition("/")[2]: row for row in json.loads(out)}
+    rows = {os.path.relpath(row["run"], finished.parent): row for row in json.loads(out)}
     assert code == 0 and [rows[name]["state"] for name in ("one", "two")] == ["finished", "stopped"]
     assert rows["two"]["step"] < rows["two"]["steps"] == rows["one"]["step"]
     assert rows["one"]["bytes"] == sum(path.stat().st_size for path in finished.iterdir())
@@ -37,7 +39,7 @@ def test_runs_are_listed_with_their_state(capsys, monkeypatch, two):
         _, out, _ = lrkv(capsys, monkeypatch, "runs", str(finished.parent))
         trainer.stdin.close()
     lines = [line.split() for line in out.splitlines()[2:]]
-    assert [line[0] for line in lines] == ["two", "one"]  # MHA comes first
+    assert [line[0] for line in lines] == ["two", "swept/one", "one"]  # MHA comes first
     assert lines[0][3] == "training"
 
 

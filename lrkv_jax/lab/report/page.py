@@ -75,7 +75,7 @@ def write_page(
         title = _title(runs[0])
     elif runs:
         parts = [
-            *_pairs("Runs", map(overview.as_cells, map(overview.row_of, runs)), *overview.HEADERS),
+            *_pairs("Runs", overview.as_cells(list(map(overview.row_of, runs))), *overview.HEADERS),
             *(part for one in every_setting(runs) for part in compared(one)),
         ]
         sections.append(Section("runs", "Overview", parts, "Runs"))

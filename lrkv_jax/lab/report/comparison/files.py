@@ -54,11 +54,9 @@ def read_sound_runs(paths: Iterable[str | Path]) -> tuple[list[RunRecord], dict[
 
 
 def _runs_in(path: Path) -> list[Path]:
-    for pattern in ("config.yaml", "*/config.yaml", "*/*/config.yaml"):
-        found = sorted(file.parent for file in path.glob(pattern))
-        if found:
-            return found
-    return []
+    # A sweep's runs lie one level below those of `lrkv train`.
+    patterns = ("config.yaml", "*/config.yaml", "*/*/config.yaml")
+    return sorted({file.parent for pattern in patterns for file in path.glob(pattern)})
 
 
 def read_run_record(folder: Path) -> RunRecord:
