@@ -137,10 +137,13 @@ def archive_runs(runs: Iterable[RunRecord], file: str | Path) -> None:
 def _archived(name: str, run: RunRecord) -> str:
     """A run's line in an archive."""
     rows = [r for r in run.rows if r.get("validation_loss") is not None or r is run.rows[-1]]
+    rows = [{key: row[key] for key in _COLUMNS if key in row} for row in rows]
+    if speed := run.tokens_per_second:  # of all its steps, most of which are left out
+        rows[-1]["tokens_per_second"] = speed
     archived = {
         "run": name,
         "config": as_settings(run.config.model_copy(update={"run_dir": None})),
-        "rows": [{key: row[key] for key in _COLUMNS if key in row} for row in rows],
+        "rows": rows,
         "history": list(run.history),
         "evaluation": run.evaluation,
     }

@@ -55,6 +55,9 @@ def test_a_path_or_a_line_without_a_run_is_named_in_one_line(tmp_path):
 
 def test_archived_runs_compare_as_their_directories_do(sweep, tmp_path):
     runs, file = read_runs([sweep]), tmp_path / "archive.jsonl"
+    for run in runs:
+        for row in run.rows:
+            row["tokens_per_second"] = row["step"] ** 2
     for some in (runs[::2], runs[1::2], runs[:3]):  # added in any order, and again
         archive_runs(some, file)
     archived = read_runs([file])
@@ -63,6 +66,7 @@ def test_archived_runs_compare_as_their_directories_do(sweep, tmp_path):
         assert ours.path.name == theirs.path.name and ours.comparable == theirs.comparable
         assert ours.evaluation == theirs.evaluation and ours.history == theirs.history
         assert ours.finished and ours.bits_per_byte == theirs.bits_per_byte
+        assert ours.tokens_per_second == theirs.tokens_per_second == 420.5  # of 20² and 21²
         for name in ("steps", "flops", "bits_per_byte"):
             np.testing.assert_array_equal(getattr(ours.curve, name), getattr(theirs.curve, name))
 
