@@ -171,8 +171,10 @@ def cost(run: RunRecord) -> Iterator[tuple[str, str]]:
     seconds = sum(row.get("seconds", 0.0) for row in rows)
     if seconds:
         yield "time of steps", str(timedelta(seconds=round(seconds)))
-        if devices:
-            yield "device-hours", f"{seconds * devices / 3600:.3g}"
+        counts = [_devices(starts, row["step"]) for row in rows]
+        if all(counts):
+            used = sum(n * row.get("seconds", 0.0) for n, row in zip(counts, rows, strict=True))
+            yield "device-hours", f"{used / 3600:.3g}"
     if compiled := sum(row.get("compile_seconds", 0.0) for row in rows):
         yield "compilation", f"{compiled:.0f} s"
     if rows:
@@ -184,6 +186,12 @@ def cost(run: RunRecord) -> Iterator[tuple[str, str]]:
         yield "MFU, median", f"{statistics.median(found):.1%}"
     if memory := max((row.get("memory_bytes", 0) for row in rows), default=0):
         yield "most memory", f"{memory / 1e9:.2f} GB"
+
+
+def _devices(starts: Sequence[dict[str, Any]], step: int) -> int:
+    """The devices of the start that made a step; 0 where the history does not tell."""
+    counts = [start.get("devices", 0) for start in starts if start["step"] < step]
+    return counts[-1] if counts else 0
 
 
 def samples(run: RunRecord) -> dict[str, str]:

@@ -5,11 +5,15 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.command import lrkv
 from support.written_runs import write_run
+
+from lrkv_jax.lab.overview import cost
+from lrkv_jax.lab.report.comparison import read_runs
 
 
 @pytest.fixture
@@ -41,6 +45,16 @@ def test_runs_are_listed_with_their_state(capsys, monkeypatch, two):
     lines = [line.split() for line in out.splitlines()[2:]]
     assert [line[0] for line in lines] == ["two", "swept/one", "one"]  # MHA comes first
     assert lines[0][3] == "training"
+
+
+def test_device_hours_are_those_of_each_start(two):
+    start = {"event": "start", "time": "2026-01-01", "device": "a", "cores": 1, "dtype": "float32"}
+    starts = [start | {"step": 0, "devices": 8}, start | {"step": 20, "devices": 1}]
+    (run,) = read_runs([two[0]])
+    for row in run.rows:  # 40, an hour of each start
+        row["seconds"] = 180
+    for history, hours in ((starts, "9"), ([start | {"step": 0}, starts[1]], None)):
+        assert dict(cost(replace(run, history=history))).get("device-hours") == hours
 
 
 def test_two_runs_are_compared_by_settings_results_and_curves(capsys, monkeypatch, tmp_path, two):
