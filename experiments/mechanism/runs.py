@@ -52,6 +52,14 @@ def kept(path: Path) -> list[dict]:
     return found
 
 
+def keep(path: Path, rows: list[dict]) -> None:
+    """Add runs to those that are kept, behind a last line that was cut off too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cut_off = path.exists() and not path.read_bytes().endswith(b"\n")
+    with path.open("a", encoding="utf-8") as file:
+        file.write("\n" * cut_off + "".join(json.dumps(row) + "\n" for row in rows))
+
+
 def next_run(part: design.Part, runs: list[dict]) -> design.Planned | None:
     """The first planned run that is not kept."""
     have = {(r["variant"], r["rate"], r["seed"], r["steps"]) for r in runs}
@@ -199,9 +207,7 @@ def main() -> None:
         rows = [record(part, run)]
         if run.variant in part.averaged:
             rows.append(record(part, run, average=True))
-        RESULTS.mkdir(parents=True, exist_ok=True)
-        with (RESULTS / part.runs).open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows))
+        keep(RESULTS / part.runs, rows)
         return
     deadline = time.time() + 3600 * chosen.hours
     while run := next_run(part, runs := kept(RESULTS / part.runs)):

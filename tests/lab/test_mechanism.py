@@ -54,6 +54,14 @@ def pages(monkeypatch):
         sys.modules.pop(name)
 
 
+def test_runs_are_kept_behind_a_line_that_was_cut_off(pages, tmp_path):
+    for seed in range(3):
+        pages.runs.keep(tmp_path / "new/runs.jsonl", [{"seed": seed}])
+        with (tmp_path / "new/runs.jsonl").open("a") as file:
+            file.write('{"seed": 9' * (seed == 1))
+    assert pages.runs.kept(tmp_path / "new/runs.jsonl") == [{"seed": seed} for seed in range(3)]
+
+
 def test_kinds_of_text_are_checked_before_a_download(pages, monkeypatch, capsys):
     text = __import__("mechanism.text").text
     monkeypatch.setattr(text.subprocess, "run", None)
