@@ -33,8 +33,8 @@ class Contrast:
     """An estimated difference (or slope), its standard error, and the test that it is 0.
 
     `error` has `degrees` degrees of freedom and is None where the runs leave none; `difference` is
-    None where no seed connects the two. `p` is two-sided, adjusted for the `family` of contrasts
-    that this is one of.
+    None where no seed connects the two, and where all runs of one `diverged`. `p` is two-sided,
+    adjusted for the `family` of contrasts that this is one of.
     """
 
     difference: float | None
@@ -42,6 +42,7 @@ class Contrast:
     degrees: int = 0
     p: float | None = None
     family: int = 1
+    diverged: bool = False
 
     @property
     def differs(self) -> bool:
@@ -78,7 +79,7 @@ class Contrast:
     def verdict(self) -> str:
         """lower, higher, not found, or why there is no test."""
         if self.difference is None:
-            return "no seed in common"
+            return "diverged" if self.diverged else "no seed in common"
         if self.p is None:
             return "one seed: cannot tell"
         if not self.differs:
@@ -122,11 +123,14 @@ def combined[K](values: Values, wanted: Mapping[K, Mapping[str, float]]) -> dict
         row[names.index(v)] = row[len(names) + seeds.index(s)] = 1
     found = {}
     for key, weights in wanted.items():
+        if unknown := set(weights) - set(names):
+            diverged = any(values.get(name) for name in unknown)  # there are runs, without a value
+            found[key] = Contrast(None, diverged=diverged)
+            continue
         c = np.zeros(X.shape[1])
-        if known := set(weights) <= set(names):
-            for name, weight in weights.items():
-                c[names.index(name)] += weight
-        found[key] = _estimate(X, [y for *_, y in rows], c) if known else Contrast(None)
+        for name, weight in weights.items():
+            c[names.index(name)] += weight
+        found[key] = _estimate(X, [y for *_, y in rows], c)
     return _adjusted(found)
 
 

@@ -27,6 +27,8 @@ def test_a_worked_example():
     "ours, said",
     [
         ({7: 0.5}, "no seed in common"),
+        ({0: None, 1: None}, "diverged"),
+        ({}, "no seed in common"),
         ({0: 0.5}, "one seed: cannot tell"),
         ({0: 0.9, 1: 1.9, 2: 2.9001}, "lower"),
         ({0: 1.1, 1: 2.1, 2: 3.1001}, "higher"),
