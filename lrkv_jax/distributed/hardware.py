@@ -11,8 +11,11 @@ import functools
 import os
 import platform
 from dataclasses import dataclass
+from pathlib import Path
 
 from lrkv_jax.errors import LrkvError
+
+CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,22 @@ def hardware_of(device_kind: str) -> Hardware | None:
 def usable_cores() -> int:
     """The number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def host_memory() -> tuple[int, int]:
+    """The bytes of memory that this process may use and those of them that are free.
+
+    The page cache counts as free, and a control group's limit counts.
+    """
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    total, free = (1024 * int(fields[n].split()[0]) for n in ("MemTotal", "MemAvailable"))
+    try:
+        limit = int((CONTROL_GROUP / "memory.max").read_text())
+        used = int((CONTROL_GROUP / "memory.current").read_text())
+        total, free = min(total, limit), min(free, limit - used)
+    except (OSError, ValueError):  # no such group, or "max"
+        pass
+    return total, free
 
 
 @functools.cache

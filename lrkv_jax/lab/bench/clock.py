@@ -8,7 +8,6 @@ N side of a square matrix
 """
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from lrkv_jax.distributed.hardware import host_memory
 
 # Rotating buffers add up to so many bytes, so that a call's data are gone from the last-level cache
 # when their turn comes again: 50 MiB on an H100, 32 to 64 on a CPU.
@@ -42,7 +43,7 @@ def copies_needed(nbytes: int, room: int) -> int:
 def memory_limit() -> int:
     """Bytes that a benchmark may fill: a share of what the device has free."""
     if jax.default_backend() == "cpu":
-        return int(0.6 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return int(0.6 * host_memory()[1])
     stats = jax.devices()[0].memory_stats() or {}
     return int(0.8 * (stats.get("bytes_limit", 16 << 30) - stats.get("bytes_in_use", 0)))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-from lrkv_jax.distributed.hardware import usable_cores
+from lrkv_jax.distributed.hardware import host_memory, usable_cores
 from lrkv_jax.lab.doctor.examine import NOT_HERE, SLOW, WRONG, Check, Facts, Finding, judged
 
 # A process that trains the smallest configuration takes 1.2 GB; reading records, a few more.
@@ -33,18 +33,8 @@ QUERY = ("name", "driver_version", "memory.total", "memory.used")
 
 
 def machine() -> Finding:
-    """The cores and memory that this process may use, its control group's limit included."""
-    cores, load = usable_cores(), os.getloadavg()[0]
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    total, free = (1024 * int(fields[n].split()[0]) for n in ("MemTotal", "MemAvailable"))
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = int((group / "memory.max").read_text())
-        used = int((group / "memory.current").read_text())
-        total, free = min(total, limit), min(free, limit - used)
-    except (OSError, ValueError):  # no such group, or "max"
-        pass
-    return check_machine(cores, load, total, free)
+    """The cores and memory that this process may use."""
+    return check_machine(usable_cores(), os.getloadavg()[0], *host_memory())
 
 
 def check_machine(cores: int, load: float, total: int, free: int) -> Finding:

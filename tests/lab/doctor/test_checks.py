@@ -11,6 +11,7 @@ import pytest
 
 from lrkv_jax.distributed.hardware import hardware
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.bench import clock
 from lrkv_jax.lab.doctor import devices, host
 from lrkv_jax.lab.doctor.examine import OK, SLOW, WRONG, Check, Finding, examine, sentence
 
@@ -112,6 +113,18 @@ def test_what_is_busy_or_far_below_its_datasheet_is_slow_and_so_is_a_link():
         assert [one.verdict for one in found] == verdicts
     for rate, wrong, verdict in ((3e11, False, OK), (1e10, False, SLOW), (3e11, True, WRONG)):
         assert devices.check_between(8, H200, rate, wrong=wrong).verdict == verdict
+
+
+def test_free_memory_is_what_the_control_group_leaves_and_a_benchmark_takes_a_share(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("lrkv_jax.distributed.hardware.CONTROL_GROUP", tmp_path)
+    for limit, free in ((1 << 20, 3 << 18), ("max", None)):
+        (tmp_path / "memory.max").write_text(str(limit))
+        (tmp_path / "memory.current").write_text(str(1 << 18))
+        measured = host.machine().measured
+        assert (measured["total_bytes"], measured["free_bytes"]) == (limit, free) or not free
+        assert clock.memory_limit() == pytest.approx(0.6 * measured["free_bytes"], rel=0.1)
 
 
 def test_gpus_that_jax_does_not_see_are_wrong(monkeypatch):
