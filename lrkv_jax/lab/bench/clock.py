@@ -40,11 +40,11 @@ def copies_needed(nbytes: int, room: int) -> int:
     return max(least, calls)
 
 
-def memory_limit() -> int:
-    """Bytes that a benchmark may fill: a share of what the device has free."""
+def memory_limit(device: jax.Device | None = None) -> int:
+    """Bytes that a benchmark may fill: a share of what a device, by default the first, has free."""
     if jax.default_backend() == "cpu":
         return int(0.6 * host_memory()[1])
-    stats = jax.devices()[0].memory_stats() or {}
+    stats = (device or jax.devices()[0]).memory_stats() or {}
     return int(0.8 * (stats.get("bytes_limit", 16 << 30) - stats.get("bytes_in_use", 0)))
 
 

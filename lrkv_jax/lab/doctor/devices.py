@@ -45,7 +45,8 @@ def speed(index: int) -> list[Finding]:
     """One device's copies within its memory, and its products."""
     device = jax.local_devices()[index]
     with jax.default_device(device):
-        nbytes = min(COPY_BYTES.get(device.platform, COPY_BYTES["cpu"]), clock.memory_limit() // 4)
+        most = COPY_BYTES.get(device.platform, COPY_BYTES["cpu"])
+        nbytes = min(most, clock.memory_limit(device) // 4)
         copies = clock.quartiles(clock.copy_bandwidth(nbytes, SAMPLES))[1]
     dtype = resolve_dtype("auto").name
     timer, flops = clock.matmul_timer(make_mesh(MeshConfig(), [device]), dtype)

@@ -127,6 +127,14 @@ def test_free_memory_is_what_the_control_group_leaves_and_a_benchmark_takes_a_sh
         assert clock.memory_limit() == pytest.approx(0.6 * measured["free_bytes"], rel=0.1)
 
 
+def test_a_device_is_given_no_more_than_it_has_free(monkeypatch):
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    full = Mock(memory_stats=lambda: {"bytes_limit": 100, "bytes_in_use": 100})
+    monkeypatch.setattr("jax.devices", lambda: [full])
+    free = Mock(memory_stats=lambda: {"bytes_limit": 100, "bytes_in_use": 0})
+    assert (clock.memory_limit(), clock.memory_limit(free)) == (0, 80)
+
+
 def test_gpus_that_jax_does_not_see_are_wrong(monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS")
     found = devices.devices(gpus=1)
