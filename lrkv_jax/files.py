@@ -86,31 +86,27 @@ def whole_folder(path: str | Path) -> Iterator[Path]:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def why_not(path: str | Path) -> str | None:
-    """Why `write` would fail, None where it would not: call it before the work.
+def check_writable(path: str | Path) -> None:
+    """Raise `LrkvError` where `write` would fail: before the work whose result is to be written.
 
     A file system that is full is noticed, and nothing is left behind.
     """
     try:
         real = Path(os.path.realpath(path))
         if real.is_dir():
-            return os.strerror(errno.EISDIR)
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if _is_special(real):
-            return None if os.access(real, os.W_OK) else os.strerror(errno.EACCES)
+            if not os.access(real, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            return
         fresh = _beside(real)
         try:
             fresh.write_bytes(bytes(_PROBE_BYTES))
         finally:
             fresh.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return None
-
-
-def check_writable(path: str | Path) -> None:
-    """Raise `LrkvError` where `write` would fail: before the work whose result is to be written."""
-    if reason := why_not(path):
-        raise LrkvError(f"{path} cannot be written ({reason}): name another")
+        reason = getattr(error, "strerror", None) or str(error)
+        raise LrkvError(f"{path} cannot be written ({reason}): name another") from error
 
 
 def read_json(path: Path, hint: str) -> dict[str, Any] | None:
