@@ -10,7 +10,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +27,22 @@ def write(path: str | Path, text: str) -> None:
     through. Text that UTF-8 has no bytes for (a lone surrogate) is escaped as in JSON. Raises
     `OSError`, and leaves what was there, where the file cannot be written.
     """
-    path, data = Path(os.path.realpath(path)), text.encode("utf-8", "backslashreplace")
-    if _is_special(path):
-        path.write_bytes(data)
+    real, data = Path(os.path.realpath(path)), text.encode("utf-8", "backslashreplace")
+    if _is_special(real):
+        real.write_bytes(data)
         return
-    fresh = _beside(path)
+    fresh = _beside(real)
     try:
         with fresh.open("xb") as file:
             file.write(data)
-            if path.exists():
-                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
-        fresh.replace(path)
-    except OSError:
-        fresh.unlink(missing_ok=True)
-        raise
+            if real.exists():
+                os.fchmod(file.fileno(), stat.S_IMODE(real.stat().st_mode))
+        fresh.replace(real)
+    except OSError as error:
+        with suppress(OSError):  # its folder may be none
+            fresh.unlink()
+        # Not the name of the temporary file, which nobody knows.
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def finite(content: Any) -> Any:

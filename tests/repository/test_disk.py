@@ -95,4 +95,7 @@ def test_what_cannot_be_written_is_named_before_the_work(tmp_path, name, reason)
     with pytest.raises(LrkvError, match=reason) as error:
         files.check_writable(tmp_path / name)
     assert "\n" not in str(error.value)
+    with pytest.raises((OSError, ValueError), match=reason) as error:
+        files.write(tmp_path / name, "text")
+    assert getattr(error.value, "filename", None) in (str(tmp_path / name), None)
     assert os.listdir(tmp_path) == ["file"]
