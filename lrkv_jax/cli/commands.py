@@ -173,6 +173,8 @@ def plan(
     run = load_config(config, overrides or [])
     if not all(0 < share <= 1 for share in utilization):
         raise LrkvError("--utilization: use two shares above 0 and at most 1, as in 0.3 0.5")
+    if sbatch:
+        files.check_writable(sbatch)  # before the step is compiled
     name = hardware or "h200"
     on_mesh = any(override.startswith("mesh.") for override in overrides or [])
     training = on_mesh or any(given is not None for given in (devices, hardware, sbatch))

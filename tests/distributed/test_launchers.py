@@ -74,6 +74,8 @@ def test_plan_writes_the_job_of_the_step_that_it_planned(
     script.unlink()
     code, _, err = plan("mesh.fsdp=1", "--hardware=h100", f"--sbatch={script}")
     assert code == 2 and "--sbatch is for a step that fits" in err and not script.exists()
+    code, _, err = plan("mesh.fsdp=1", f"--sbatch={tmp_path}/absent/job")  # said before it plans
+    assert code == 2 and f"{tmp_path}/absent/job cannot be written (No such file" in err
 
 
 # A save; an error, a task that was killed, and one that JAX's service ended.
