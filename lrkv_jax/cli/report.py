@@ -23,7 +23,9 @@ def report(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RUN", help="Directories of runs, or folders of them (default: runs)."
+            metavar="RUN",
+            help="Directories of runs, or folders of them (default: runs; with --paper or "
+            "--only, none).",
         ),
     ] = None,
     paper: Annotated[
