@@ -111,7 +111,9 @@ def harness(
     from lrkv_jax.evaluation.harness_adapter import command_line
 
     chosen = {} if step is None else {"step": step}
-    command_line({"run": run, "batch": batch, "seed": seed, **chosen}, context.args)
+    # Before the harness's own options, so that its --batch_size counts where it is given.
+    options = ["--batch_size", str(batch), *context.args]
+    command_line({"run": run, "seed": seed, **chosen}, options)
 
 
 @app.command()

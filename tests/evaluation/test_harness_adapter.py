@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.command import lrkv
 from support.hand_built import language_model, says
 from support.variants import FIVE, random_params, small
 
@@ -213,7 +214,9 @@ def test_a_chat_is_answered_until_it_ends_or_a_stop(tasks):
 
 
 @pytest.mark.usefixtures("one_device")
-def test_the_command_asks_a_run_and_reports_what_ours_scores(tiny, tasks, tmp_path, capsys):
+def test_the_command_asks_a_run_and_reports_what_ours_scores(
+    tiny, tasks, tmp_path, capsys, monkeypatch
+):
     """With the harness's own options, a chat's template among them."""
     from lrkv_jax.evaluation.harness_adapter import LrkvLM, command_line
     from lrkv_jax.training.loop import train
@@ -231,9 +234,10 @@ def test_the_command_asks_a_run_and_reports_what_ours_scores(tiny, tasks, tmp_pa
         one["acc_norm"] for one in ask(lm, tasks, ["demo_arc_easy"], 0, limit=6)["demo_arc_easy"]
     ]
     assert "demo_arc_easy" in table and f"{np.mean(ours):.4f}" in table
-    command_line({"run": str(run), "batch": 3}, [*rest, *more])
+    assert lrkv(capsys, monkeypatch, "harness", run, "--batch_size", 3, *rest, *more)[0] == 0
     (report,) = out.rglob("results_*.json")
     about = json.loads(report.read_text())
+    assert about["config"]["batch"] == 3  # the harness's own option
     assert about["config"]["step"] == 2 and about["config"]["context"] == 32
     assert about["config"]["truncated_prompts"] == 0
     (samples,) = out.rglob("samples_*.jsonl")
