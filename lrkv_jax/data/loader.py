@@ -159,12 +159,18 @@ def make_loader(
 
 
 def heldout_batches(
-    data_config: DataConfig, context: int, batch: int, *, some: int | None = None
+    data_config: DataConfig,
+    context: int,
+    batch: int,
+    *,
+    some: int | None = None,
+    filled: bool = True,
 ) -> Iterator[np.ndarray]:
     """Every held-out record once, in order: int32 [batch, context + 1] each.
 
     some: only this many batches, spread evenly over the split, the same ones each time.
-    The last batch is filled up with rows of BOS, whose targets have no bytes.
+    filled: fill the last batch up with rows of BOS, whose targets have no bytes; it is smaller
+        otherwise.
     Raises LrkvError as `dataset` does, before the first batch.
     """
     records = Records(build_dataset(data_config, context), "heldout")
@@ -174,4 +180,5 @@ def heldout_batches(
     for number in range(share):
         start = number * count // share * batch
         rows = records.read(range(start, min(start + batch, len(records))))
-        yield np.pad(rows, ((0, batch - len(rows)), (0, 0)), constant_values=bos)
+        missing = filled * (batch - len(rows))
+        yield np.pad(rows, ((0, missing), (0, 0)), constant_values=bos)

@@ -190,7 +190,7 @@ def _agreement(run: TrainedRun, batch: int) -> dict[str, float]:
     del batch
     config = run.config
     rows = BatchFormat.of(config, run.tokenizer.bos)
-    tokens_BU = next(heldout_batches(config.data, config.train.seq_len, ROWS))
+    tokens_BU = next(heldout_batches(config.data, config.train.seq_len, ROWS, filled=False))
     tokens_BT = np.asarray(rows.ids(jax.numpy.asarray(tokens_BU[:, : config.train.seq_len])))
     return asdict(decode_agreement(run, tokens_BT))
 

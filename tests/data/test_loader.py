@@ -99,6 +99,8 @@ def test_heldout_batches_hold_every_record_once_in_order(small):
     np.testing.assert_array_equal(rows[: len(records)], decoded)
     bos = make_loader(small, CONTEXT, 1).tokenizer.bos
     assert (rows[len(records) :] == bos).all() and len(rows) - len(records) < 7
+    rows = np.concatenate(list(heldout_batches(small, CONTEXT, 7, filled=False)))
+    np.testing.assert_array_equal(rows, decoded)
 
 
 def test_a_damaged_record_is_named(small, tmp_path):

@@ -121,7 +121,8 @@ def _on_text(run: TrainedRun, batches: int) -> OnText:
     """The model's layers on the first `batches` of its run's held-out records."""
     config = run.config
     rows = BatchFormat.of(config, run.tokenizer.bos)
-    texts = heldout_batches(config.data, config.train.seq_len, config.train.global_batch_size)
+    context, batch = config.train.seq_len, config.train.global_batch_size
+    texts = heldout_batches(config.data, context, batch, filled=False)  # padding is no text
     return on_text(config.model, run.params, islice(texts, batches), rows)
 
 
