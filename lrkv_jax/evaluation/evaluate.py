@@ -1,5 +1,6 @@
 """`lrkv evaluate`: held-out loss of a trained run, its cache's honesty, and the five benchmarks."""
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from lrkv_jax.config import RunConfig
+from lrkv_jax.config.differences import differences
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.loader import heldout_batches
 from lrkv_jax.data.sources import docstring_rows
@@ -19,7 +21,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.agreement import ROWS, decode_agreement
 from lrkv_jax.evaluation.benchmark import Benchmark, BenchmarkSettings, Questions, questions
 from lrkv_jax.evaluation.tasks import check_allowed, gsm8k, humaneval, multiple_choice
-from lrkv_jax.files import check_writable, write_json
+from lrkv_jax.files import check_writable, read_json, write_json
 from lrkv_jax.inference import Engine
 from lrkv_jax.inference.language_model import LanguageModel
 from lrkv_jax.inference.trained_run import TrainedRun
@@ -38,6 +40,8 @@ BENCHMARKS: dict[str, Benchmark] = {
     "humaneval": humaneval,
 }
 SPLIT = "test"  # of all five
+# What an earlier evaluation must have in common with this one for its results to be kept.
+_SAME = ("step", "dtype", "kv_cache_dtype", "changed_settings")
 
 # A benchmark's name, the examples done, and the examples in all.
 OnProgress = Callable[[str, float, int], None]
@@ -56,11 +60,14 @@ def evaluate(
     """Evaluate a run, or the run of a directory; writes the result to `evaluation.json` in its
     directory, and each benchmark's records to `evaluations/`.
 
+    What the file has of other tasks stays there, and in the result, if it is of this step, dtype
+    and cache, without other overrides; of benchmarks, if they were asked by the same `settings`.
+
     `bpb` is cross-entropy and bits per byte over the whole held-out split, the same whatever
     `batch` (the run's unless given); `docstrings` is the same on docstrings of Python's
     standard library, a text unlike the embedded corpus; `agreement` compares cached decoding with
     the whole-sequence forward on held-out text; the others are benchmarks, run in a chat
-    by `settings`, and `combined` the mean of all five where all were run.
+    by `settings`, and `combined` the mean of all five where all are there.
 
     Raises `LrkvError`, before anything is computed, for an unknown task, a missing
     set, settings that do not fit the run, a run that cannot be read, and a directory that cannot
@@ -82,7 +89,9 @@ def evaluate(
     check_writable(report)
     about = _about(run)
     result = dict(about)
-    how = {"batch": batch, "settings": asdict(settings), "versions": versions()}
+    asked = asdict(settings)
+    del asked["run_model_code"]  # permits, and changes no score
+    how = {"batch": batch, "versions": versions()}
     how |= {"devices": [device.device_kind for device in jax.devices()]}
     for task in tasks:
         if task in TASKS:
@@ -99,12 +108,14 @@ def evaluate(
             "truncated_prompts": model.truncated,
             "seconds": time.monotonic() - began,
             "dataset": questions_.dataset,
+            "settings": asked,
         }
         path = run.directory / "evaluations" / f"{name}-step{run.step}.json"
         path.parent.mkdir(exist_ok=True)
         write_json(path, {**about, **how, **result[name], "records": records})
-    if chosen.keys() == BENCHMARKS.keys():
-        result["combined"] = sum(result[name]["score"] for name in chosen) / len(chosen)
+    result = about | _earlier(report, about, asked) | result
+    if BENCHMARKS.keys() <= result.keys():
+        result["combined"] = sum(result[name]["score"] for name in BENCHMARKS) / len(BENCHMARKS)
     write_json(report, result)
     return result
 
@@ -141,6 +152,20 @@ def questions_of(
     return chosen, settings
 
 
+def _earlier(path: Path, about: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """The results in this file that are of the same weights, computed and asked alike."""
+    before = None
+    with contextlib.suppress(LrkvError):  # what is garbled is made again
+        before = read_json(path, "delete it")
+    if not before or any(before.get(key) != about[key] for key in _SAME):
+        return {}
+    return {
+        name: found
+        for name, found in before.items()
+        if name in TASKS or (name in BENCHMARKS and found.get("settings") == settings)
+    }
+
+
 def _report(progress: OnProgress, name: str, total: int, done: float) -> None:
     progress(name, done, total)
 
@@ -160,6 +185,7 @@ def _about(run: TrainedRun) -> dict[str, Any]:
         # As the quickstart, the plan and the model card have it.
         "kv_cache_bytes_per_token_bfloat16": cache_allocated_bytes_per_token(config.model),
         "dtype": config.model.dtype,
+        "changed_settings": list(map(str, differences(read_run(run.directory), config))),
     }
 
 

@@ -180,6 +180,21 @@ def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):
     right = [record["correct"] for record in records]
     assert len(records) == 6 and result["arc_easy"]["score"] == np.mean(right)
 
+    # What others found stays, of benchmarks where they were asked alike, and of this step alone.
+    monkeypatch.setitem(module.TASKS, "bpb", lambda run, batch: {"tokens": batch})
+    report = tmp_path / "evaluation.json"
+    planted = dict.fromkeys([*BENCHMARKS, "agreement"], result["arc_easy"])
+    report.write_text(json.dumps(result | planted))
+    few = dataclasses.replace(DEMO, limit=6, run_model_code=True)
+    for step, settings, kept in (
+        (7, few, {*BENCHMARKS, "agreement", "combined"}), (7, DEMO, {"agreement"}), (8, few, set()),
+    ):  # fmt: skip
+        again = dataclasses.replace(run, step=step)
+        found = module.evaluate(again, tasks=["bpb"], settings=settings)
+        assert {*found} - ({*result} - {"arc_easy"}) == kept | {"bpb"}
+        assert json.loads(report.read_text()) == found
+        assert found.get("combined", result["arc_easy"]["score"]) == result["arc_easy"]["score"]
+
 
 IDS = CHAT.ids
 
