@@ -75,7 +75,8 @@ def evaluate(
     """
     if batch is not None and batch < 1:
         raise LrkvError(f"batch = {batch}: use 1 or more")
-    tasks = tasks.split(",") if isinstance(tasks, str) else tasks
+    if isinstance(tasks, str):
+        tasks = [name for task in tasks.split(",") if (name := task.strip())]
     config = run.config if isinstance(run, TrainedRun) else read_run(run, overrides)
     chosen, settings = questions_of(config, tasks, settings)
     if not isinstance(run, TrainedRun):
@@ -131,7 +132,8 @@ def questions_of(
     known = {**TASKS, **BENCHMARKS}
     unknown = [task for task in tasks if task not in known]
     if unknown or not tasks:
-        raise LrkvError(f"unknown task {', '.join(unknown)}: use {', '.join(known)}")
+        wrong = f"unknown task {', '.join(unknown)}: use" if unknown else "no task: name a task of"
+        raise LrkvError(f"{wrong} {', '.join(known)}")
     settings = settings or BenchmarkSettings()
     if "humaneval" in tasks:
         check_allowed(settings)

@@ -138,6 +138,7 @@ def test_what_a_run_cannot_answer_to_is_refused_before_the_work():
         ),
         (["humaneval"], DEMO, "--run-model-code"),
         (["agreement"], None, "train.seq_len = 1: agreement .*, leave it out"),
+        ([], None, "no task: name a task of bpb, "),
     ):
         context = 1 if "agreement" in tasks else 128
         run = a_run(few if "bpb" in tasks else config, params, context)
@@ -190,7 +191,7 @@ def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):
         (7, few, {*BENCHMARKS, "agreement", "combined"}), (7, DEMO, {"agreement"}), (8, few, set()),
     ):  # fmt: skip
         again = dataclasses.replace(run, step=step)
-        found = module.evaluate(again, tasks=["bpb"], settings=settings)
+        found = module.evaluate(again, tasks=" bpb, bpb,", settings=settings)
         assert {*found} - ({*result} - {"arc_easy"}) == kept | {"bpb"}
         assert json.loads(report.read_text()) == found
         assert found.get("combined", result["arc_easy"]["score"]) == result["arc_easy"]["score"]
