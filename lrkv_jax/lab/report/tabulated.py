@@ -1,4 +1,4 @@
-"""Texts in rows and columns, through tabulate: each written table of the package is made here."""
+"""Tables of texts, through tabulate."""
 
 import textwrap
 from collections.abc import Sequence
