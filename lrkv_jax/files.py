@@ -55,13 +55,13 @@ def finite(content: Any) -> Any:
 
 
 def json_of(content: Any) -> str:
-    """What a command prints as JSON, as `finite` has it."""
+    """What a command prints and a file holds as JSON, as `finite` has it."""
     return json.dumps(finite(content), indent=2)
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write `content` as indented JSON, as `write` does."""
-    write(path, json.dumps(content, indent=2) + "\n")
+    """Write `content` as `json_of` has it, as `write` does."""
+    write(path, json_of(content) + "\n")
 
 
 @contextmanager

@@ -34,12 +34,12 @@ def measures(result: dict[str, Any]) -> list[tuple[str, str]]:
     )
     found = [(text, f"{result[key]:{form}}") for key, text, form in numbers if key in result]
     for task, text in (("bpb", "held-out"), ("docstrings", "docstrings")):
-        if loss := result.get(task):
+        if loss := _numbers(result.get(task, {})):
             found += [
                 (f"{text} cross-entropy, nats per token", f"{loss['cross_entropy']:.4f}"),
                 (f"{text} bits per byte", f"{loss['bits_per_byte']:.4f}"),
             ]
-    if same := result.get("agreement"):
+    if same := _numbers(result.get("agreement", {})):
         error, bound = same["max_relative_error"], same.get("bound", math.inf)
         mark = "" if error <= bound else f" WRONG, above {bound:.0e}"
         found += [
@@ -49,6 +49,11 @@ def measures(result: dict[str, Any]) -> list[tuple[str, str]]:
             ("nats per token, forward", f"{same['forward_loss']:.4f}"),
         ]
     return found
+
+
+def _numbers(found: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of a task, NaN where a file has null for it."""
+    return {key: math.nan if value is None else value for key, value in found.items()}
 
 
 def _benchmarks(result: dict[str, Any], benchmarks: list[str]) -> Table:

@@ -24,6 +24,7 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.benchmark import BenchmarkSettings, Questions, questions
 from lrkv_jax.evaluation.evaluate import BENCHMARKS, questions_of
 from lrkv_jax.evaluation.harness_requests import ChatPrompt, GenerationSettings
+from lrkv_jax.evaluation.show import measures
 from lrkv_jax.evaluation.tasks import pass_at_k, passed
 from lrkv_jax.inference import Sampling
 from lrkv_jax.inference.language_model import Draws
@@ -195,6 +196,11 @@ def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):
         assert {*found} - ({*result} - {"arc_easy"}) == kept | {"bpb"}
         assert json.loads(report.read_text()) == found
         assert found.get("combined", result["arc_easy"]["score"]) == result["arc_easy"]["score"]
+
+
+def test_a_loss_that_is_no_number_is_shown_as_nan():
+    lost = dict.fromkeys(("cross_entropy", "bits_per_byte"))  # null in the file
+    assert [value for _, value in measures({"bpb": lost})] == ["nan", "nan"]
 
 
 IDS = CHAT.ids

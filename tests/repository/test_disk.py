@@ -83,6 +83,11 @@ def test_text_that_utf8_has_no_bytes_for_is_escaped_as_in_json(tmp_path):
     assert json.loads(data) == {"text": LONE}
 
 
+def test_a_number_that_json_lacks_is_null(tmp_path):
+    files.write_json(tmp_path / "x", {"loss": float("nan"), "steps": (1, 2.5)})
+    assert json.loads((tmp_path / "x").read_bytes()) == {"loss": None, "steps": [1, 2.5]}
+
+
 @pytest.mark.parametrize(
     ("name", "reason"),
     [

@@ -44,8 +44,8 @@ class State:
     def __str__(self) -> str:
         if self.name == "begun":
             return f"begun, step {self.step}"
-        loss = (self.evaluation or {}).get("bpb")
-        return f"{self.name}, {loss['bits_per_byte']:.4f} bits per byte" if loss else self.name
+        loss = ((self.evaluation or {}).get("bpb") or {}).get("bits_per_byte")
+        return self.name if loss is None else f"{self.name}, {loss:.4f} bits per byte"
 
 
 def state_of(

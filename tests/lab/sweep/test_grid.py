@@ -1,6 +1,7 @@
 """A sweep's settings stand for the runs that they say, and each run is known for what it is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,8 @@ def test_a_run_is_done_when_its_last_step_was_evaluated_on_all_that_was_asked(tm
     ]  # fmt: skip
     assert states[3].evaluation["bpb"]["bits_per_byte"] == 2.0
     assert state_of(points[3], ["bpb", "agreement"]).name == "begun"
+    assert str(states[3]) == "done, 2.0000 bits per byte"
+    assert str(replace(states[3], evaluation={"bpb": {"bits_per_byte": None}})) == "done"
     for garbled in ("", "[]", "[" * 100_000, "{}", "\x00" * 9):  # it was a traceback
         (points[3].directory / "evaluation.json").write_text(garbled)
         assert state_of(points[3], ["bpb"]).name == "begun"
