@@ -95,7 +95,7 @@ def train(
         end = total if until is None else min(total, until)
         abstract = abstract_state(setup.config, setup.mesh)
         saved = max(checkpoints.agreed(), default=0)
-        with progress.doing("restore" if saved else "init", saved):
+        with progress.doing("restore" if saved else "init", saved), _fitting("the state", ""):
             state, start, data = restore_or_init(setup, checkpoints, abstract, allow)
         unvalidated = lacks_validation(setup, start)
         if start >= end and not unvalidated:
@@ -169,7 +169,11 @@ def _introduce(setup: Setup, start: int, progress: ProgressDisplay) -> None:
 
 
 @contextlib.contextmanager
-def _fitting(first: bool = True) -> Iterator[None]:
+def _fitting(
+    what: str = "a step",
+    less: str = "raise train.grad_accum_steps, set train.remat=full, or ",
+    first: bool = True,
+) -> Iterator[None]:
     """Raise `LrkvError` where a device lacks memory; later than at first no setting is wrong."""
     try:
         yield
@@ -177,8 +181,8 @@ def _fitting(first: bool = True) -> Iterator[None]:
         if not first or "RESOURCE_EXHAUSTED" not in str(error):
             raise
         raise LrkvError(
-            "a step does not fit into a device's memory: raise train.grad_accum_steps, set "
-            "train.remat=full, or use more devices; `lrkv plan` shows what fits"
+            f"{what} does not fit into a device's memory: {less}use more devices; `lrkv plan` "
+            "shows what fits"
         ) from error
 
 

@@ -296,8 +296,12 @@ def test_a_directory_that_cannot_be_made_is_one_line(ended, tmp_path, name):
     assert str(error.value).endswith("give another run_dir=PATH")
 
 
-def test_a_first_step_without_memory_is_one_line(tiny, monkeypatch):
+def test_a_state_or_a_first_step_without_memory_is_one_line(tiny, monkeypatch):
     """XLA's error is real: a petabyte."""
+    with monkeypatch.context() as patched:
+        patched.setattr("lrkv_jax.training.resume.initial_state", lambda *_: jnp.ones(1 << 48))
+        with pytest.raises(LrkvError, match="^the state does not fit .* memory: use more devices"):
+            train(tiny(), console=quiet(), **ONE)
 
     def call(state, batch):
         return state, {"loss": jnp.ones(1 << 48)}
