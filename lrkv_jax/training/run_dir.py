@@ -31,6 +31,8 @@ from lrkv_jax.errors import EXIT_UNAVAILABLE, LrkvError
 _UNREADABLE = re.compile(r"\[[^/]+\]|\*\*|\\")
 # What `fcntl.lockf` raises while another process has the lock.
 _IS_HELD = (errno.EACCES, errno.EAGAIN)
+# The locks of this process: closing any other descriptor of such a file would free its lock.
+_held: set[Path] = set()
 
 
 def open_run(config: RunConfig, allow: Collection[str] = (), processes: Processes = HERE) -> Path:
@@ -172,9 +174,12 @@ def read_run(directory: str | Path, overrides: Sequence[str] | Mapping[str, Any]
 
 
 def is_training(directory: str | Path) -> bool:
-    """Whether another process, of this host or of one that shares its locks, trains the run now."""
+    """Whether a process, of this host or of one that shares its locks, trains the run now."""
+    path = _lock_of(directory)
+    if path in _held:
+        return True
     try:
-        file = os.open(Path(directory) / "lock", os.O_RDWR | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return False
     try:
@@ -184,6 +189,11 @@ def is_training(directory: str | Path) -> bool:
     finally:
         os.close(file)
     return False
+
+
+def _lock_of(run_dir: str | Path) -> Path:
+    """The lock of a run under its one name, whatever links lead there."""
+    return Path(os.path.realpath(run_dir)) / "lock"
 
 
 class RunLock:
@@ -197,7 +207,7 @@ class RunLock:
     """
 
     def __init__(self, run_dir: str | Path, processes: Processes):
-        self.path, self._processes = Path(run_dir) / "lock", processes
+        self._run_dir, self.path, self._processes = Path(run_dir), _lock_of(run_dir), processes
         self._file: int | None = None
 
     def __enter__(self) -> RunLock:
@@ -206,7 +216,7 @@ class RunLock:
                 try:
                     self._file = self._locked()
                 except OSError as error:
-                    raise unusable(self.path.parent, error) from error
+                    raise unusable(self._run_dir, error) from error
         return self
 
     def __exit__(self, *_) -> None:
@@ -214,9 +224,12 @@ class RunLock:
             with contextlib.suppress(OSError):
                 self.path.unlink()
             os.close(self._file)  # frees it
+            _held.discard(self.path)
 
     def _locked(self) -> int:
         """A descriptor of the file, locked by this process where the file system has locks."""
+        if self.path in _held:
+            raise self._taken("this process")
         file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -224,11 +237,7 @@ class RunLock:
             if error.errno in _IS_HELD:
                 holder = os.pread(file, 4096, 0).decode(errors="replace").strip()
                 os.close(file)
-                raise LrkvError(
-                    f"{self.path.parent} is being trained by {holder or 'another process'}: wait "
-                    "for it to end, or give this run its own run_dir=PATH",
-                    EXIT_UNAVAILABLE,
-                ) from None
+                raise self._taken(holder or "another process") from None
             # The file system has no locks: nothing keeps a second trainer away.
         if not self._is_at_its_path(file):  # its holder has ended, and removed it, meanwhile
             os.close(file)
@@ -236,7 +245,15 @@ class RunLock:
         with contextlib.suppress(OSError):  # a full disk: the kernel's lock remains
             os.truncate(file, 0)
             os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        _held.add(self.path)
         return file
+
+    def _taken(self, holder: str) -> LrkvError:
+        return LrkvError(
+            f"{self._run_dir} is being trained by {holder}: wait for it to end, or give this run "
+            "its own run_dir=PATH",
+            EXIT_UNAVAILABLE,
+        )
 
     def _is_at_its_path(self, file: int) -> bool:
         try:

@@ -13,7 +13,7 @@ import pytest
 from lrkv_jax.distributed.processes import Processes
 from lrkv_jax.errors import EXIT_UNAVAILABLE, LrkvError
 from lrkv_jax.training.loop import train
-from lrkv_jax.training.run_dir import RunLock, open_run
+from lrkv_jax.training.run_dir import RunLock, is_training, open_run
 from lrkv_jax.training.state import resolve
 
 # A holder without the package, whose imports take seconds: locks, writes who it is, and waits.
@@ -50,6 +50,18 @@ def test_a_live_holder_is_named_and_its_death_frees_the_lock(tmp_path):
         assert error.value.exit_code == EXIT_UNAVAILABLE
         assert (tmp_path / "lock").exists()
     take_and_release(tmp_path)
+
+
+def test_who_asks_in_the_trainer_s_process_does_not_free_its_lock(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to("run")
+    ask = "from lrkv_jax.training import run_dir; print(run_dir.is_training('run'))"
+    with RunLock(tmp_path / "run", Processes()):
+        assert is_training(tmp_path / "link")
+        with pytest.raises(LrkvError, match="is being trained by this process: wait"):
+            take_and_release(tmp_path / "link")
+        assert subprocess.check_output([sys.executable, "-c", ask], cwd=tmp_path) == b"True\n"
+    assert not is_training(tmp_path / "run")
 
 
 def test_a_second_trainer_is_refused_and_touches_nothing(tiny):
