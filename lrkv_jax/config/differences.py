@@ -44,13 +44,15 @@ def differences(
 ) -> list[Change]:
     """The settings of these roles that changed, in the order of the configuration.
 
-    `auto`, and the steps of epochs that are not counted yet, equal what they were resolved to.
+    A dtype of `auto`, and the steps of epochs that are not counted yet, equal what a start made of
+    them. Elsewhere `auto` is a value.
     """
     before, now = settings_of(old, roles), settings_of(new, roles)
     changes = []
     for key, (role, _) in (now | before).items():
         values = [run[key][1] if key in run else None for run in (before, now)]
-        unresolved = "auto" in values or (key == "train.steps" and None in values)
+        dtype, steps = key.endswith(".dtype"), key == "train.steps"
+        unresolved = (dtype and "auto" in values) or (steps and None in values)
         if values[0] != values[1] and not unresolved:
             changes.append(Change(key, role, *values))
     return changes

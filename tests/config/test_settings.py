@@ -42,6 +42,14 @@ def test_what_makes_another_run_is_said_by_its_key(before, after, said):
     assert (str(changes[0]) if changes else None) is said or str(changes[0]).startswith(said)
 
 
+@pytest.mark.parametrize(
+    "change", ["kv_cache_dtype=int8", "decode_kernel=xla", "train_kernel=chunked"]
+)
+def test_auto_that_no_start_replaces_is_a_value(change):
+    (found,) = differences(load_config("128m"), load_config("128m", [f"model.{change}"]), ROLES)
+    assert f"{found.key}={found.new}" == f"model.{change}" and found.old == "auto"
+
+
 def test_the_list_and_the_page_have_every_setting_with_its_role_and_description():
     """To mend the page: lrkv settings --markdown > docs/settings.md."""
     page = Path(__file__).parents[2] / "docs/settings.md"
