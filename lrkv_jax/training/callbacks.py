@@ -230,6 +230,6 @@ def stop_if_hopeless(setup: Setup, row: dict[str, Any]) -> None:
         with setup.processes.together():  # all stop here: process 0 reports it
             raise LrkvError(
                 f"{row['skipped_in_a_row']} steps in a row were skipped, up to step "
-                f"{row['step']}: a lower learning rate or a higher guard.stop_after resumes "
-                "from the last checkpoint"
+                f"{row['step']}: resume from the last checkpoint with a higher guard.stop_after, "
+                "or with lower learning rates and --allow-change optimizer"
             )

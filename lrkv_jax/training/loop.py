@@ -99,7 +99,8 @@ def train(
             state, start, data = restore_or_init(setup, checkpoints, abstract, allow)
         unvalidated = lacks_validation(setup, start)
         if start >= end and not unvalidated:
-            length = "train.epochs" if setup.config.train.epochs else "train.steps"
+            epochs = "train.epochs, with --allow-change train.epochs,"
+            length = epochs if setup.config.train.epochs else "train.steps"
             more = length if start >= total else "--until"
             progress.info(
                 f"{setup.directory}: already at step {start} of {total}; raise {more} to train "

@@ -1,6 +1,7 @@
 """A batch whose gradients are no numbers costs one step; many in a row stop the run, explained."""
 
 import io
+import re
 from pathlib import Path
 
 import jax
@@ -64,5 +65,8 @@ def test_a_nan_batch_costs_its_step_and_many_in_a_row_stop_the_run(tiny, monkeyp
     rates = [row["lr_matrix"] for row in rows]
     assert rates[1] < rates[2] == rates[3] < rates[4]
     # Started again, it is not taken for well: the count goes on from the checkpoint.
+    lower = config.optimizer.model_copy(update={"matrix_lr": 0.001})
+    config = config.model_copy(update={"optimizer": lower})
+    (allow,) = re.findall(r"lower learning rates and --allow-change (\S+)$", str(error.value))
     with pytest.raises(LrkvError, match="steps in a row were skipped"):
-        train(config, console=console)
+        train(config, console=console, allow=[allow])

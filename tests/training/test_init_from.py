@@ -1,6 +1,7 @@
 """A run starts from the parameters of another, grown where its chat needs ids."""
 
 import io
+import re
 
 import jax
 import jax.numpy as jnp
@@ -91,9 +92,11 @@ def test_another_model_or_tokenizer_is_refused_before_it_trains(pretrained, tmp_
 
 @pytest.mark.slow
 def test_midtraining_learns_its_epoch_and_resumes_to_the_same_bits(pretrained, tmp_path):
+    console = Console(file=io.StringIO(), width=400)
+
     def run(*overrides, **how):
         config = midtraining(pretrained, tmp_path, "train.epochs=1", *overrides)
-        return train(config, console=Console(file=io.StringIO(), width=200), **ONE, **how)
+        return train(config, console=console, **ONE, **how)
 
     whole = run()
     assert whole.finished
@@ -108,6 +111,12 @@ def test_midtraining_learns_its_epoch_and_resumes_to_the_same_bits(pretrained, t
     ends = [load_run(result.run_dir).params for result in (whole, rest)]
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, *ends)))
     assert load_run(whole.run_dir).config.train.steps == whole.step
+    # The change that its last line names is the one that is let through.
+    assert run().step == whole.step
+    said = r"raise train.epochs, with --allow-change (\S+),"
+    (allow,) = re.findall(said, console.file.getvalue())
+    longer = run("train.epochs=2", allow=[allow], until=whole.step + 1)
+    assert longer.step == whole.step + 1
 
 
 def test_a_run_keeps_its_teacher_s_step_when_the_teacher_trains_on(pretrained, tiny, tmp_path):
