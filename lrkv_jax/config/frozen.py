@@ -5,10 +5,11 @@ import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
 from lrkv_jax.config.old_names import RENAMED
 from lrkv_jax.errors import LrkvError, nearest
@@ -37,6 +38,8 @@ FROM_TRANSFORMERS = {
     "attention_bias": "qkv_bias",
     "torch_dtype": "dtype",
 }
+# The type of pydantic's error for a key that a group does not have.
+_UNKNOWN = "unknown_key"
 _RENAMED = {old: new for names in RENAMED.values() for old, new in names.items()}
 
 
@@ -72,20 +75,30 @@ class _OneLine(ModelMetaclass):
     """A class whose call raises `LrkvError` where a setting is wrong, and no page of pydantic."""
 
     def __call__(cls, *values: Any, **settings: Any) -> Any:
-        own = cast("type[Frozen]", cls)
         if values:
+            own = cast("type[Frozen]", cls)
             first = next(name for name in own.model_fields if name != "kind")
             raise LrkvError(f"{cls.__name__} takes its settings by name: {first}={values[0]!r}")
         try:
             return super().__call__(**settings)
         except ValidationError as error:
-            raise LrkvError(f"{cls.__name__}: {first_problem(error, own)}") from error
+            raise LrkvError(f"{cls.__name__}: {first_problem(error)}") from error
 
 
 class Frozen(BaseModel, metaclass=_OneLine):
     """Immutable settings; a misspelled key or a wrong type is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, settings: Any) -> Any:
+        """Refuse an unknown key here: pydantic's error does not tell a variant's class."""
+        for key in map(str, settings) if isinstance(settings, dict) else ():
+            if key not in cls.model_fields:
+                fix = _instead(key, [name for name in cls.model_fields if name != "kind"])
+                raise PydanticCustomError(_UNKNOWN, "{key}{fix}", {"key": key, "fix": fix})
+        return settings
 
 
 def _setting(role: Role, description: str, default: Any = ..., **limits: Any) -> Any:
@@ -138,15 +151,15 @@ def _about(field: FieldInfo) -> dict[str, Any]:
     return about if isinstance(about, dict) else {}
 
 
-def first_problem(error: ValidationError, model: type[Frozen], group: str = "") -> str:
+def first_problem(error: ValidationError, group: str = "") -> str:
     """The first problem as `key = value: what is wrong`."""
     problems = error.errors()
-    # A misspelled key is also a missing one; its spelling is the fix.
-    problem = next((p for p in problems if p["type"] == "extra_forbidden"), problems[0])
+    # What is missing elsewhere may be what a misspelled key was to give.
+    problem = next((p for p in problems if p["type"] == _UNKNOWN), problems[0])
     location = [str(part) for part in problem["loc"]]
     key = ".".join([group, *location] if group else location)
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key {key}{_instead(location[-1], _siblings(model, location))}"
+    if problem["type"] == _UNKNOWN:
+        return f"unknown key {key}.{problem['msg']}" if key else f"unknown key {problem['msg']}"
     if problem["type"] == "missing":
         return f"{key} is missing: give it a value"
     message = problem["msg"].removeprefix("Input ")
@@ -159,13 +172,3 @@ def _instead(key: str, known: Sequence[str]) -> str:
     if ours and ("." in ours or ours in known):
         return f": use {ours}"
     return nearest(key, known)
-
-
-def _siblings(model: type[Frozen], location: Sequence[str]) -> list[str]:
-    """The keys that exist where an unknown one was found."""
-    for part in location[:-1]:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        inside = (annotation, *get_args(annotation))  # of `HubConfig | None`, of a tuple of parts
-        groups = (one for one in inside if isinstance(one, type) and issubclass(one, Frozen))
-        model = next(groups, model)
-    return [key for key in model.model_fields if key != "kind"]

@@ -314,4 +314,4 @@ def _validated(path: Path, model: type[Frozen], raw: dict[str, Any], key: str = 
     try:
         return model.model_validate(raw)
     except ValidationError as error:
-        raise LrkvError(f"{path.name}: {first_problem(error, model, key)}") from error
+        raise LrkvError(f"{path.name}: {first_problem(error, key)}") from error

@@ -175,6 +175,10 @@ def test_any_settings_survive_the_round_trip(tmp_path, values):
             "model.window_attention: attention.rank = 999 is larger than head_width = 128",
         ),
         (
+            "model.layers_pattern=SG model.window=9 model.window_attention={kind: gqa, kv_head: 2}",
+            "unknown key model.window_attention.kv_head: did you mean kv_heads?",
+        ),
+        (
             "model.layers_pattern=SG model.window=9 model.unroll=3",
             "model.unroll = 3 does not divide model.layers = 12 into whole patterns: use 1 or 12",
         ),

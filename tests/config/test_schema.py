@@ -76,8 +76,15 @@ def test_settings_cannot_be_changed_and_a_mistake_in_python_is_one_line_too():
         with pytest.raises(LrkvError) as caught:
             ModelConfig(**SHAPE | {key: value}, attention=MHA())
         assert str(caught.value) == f"ModelConfig: {said}"
-    with pytest.raises(LrkvError, match="^LRKV: unknown key ranks: did you mean rank"):
-        LRKV(rank=8, ranks=3)
+    # A variant's keys are its class's, wherever it stands.
+    typo = {"kind": "lrkv", "rank": 8, "rnak": 3}
+    for make, said in (
+        (lambda: LRKV(**typo), "LRKV: unknown key rnak"),
+        (lambda: AttentionConfig(**typo), "AttentionConfig: unknown key rnak"),
+        (lambda: ModelConfig(**SHAPE, attention=typo), "ModelConfig: unknown key attention.rnak"),
+    ):
+        with pytest.raises(LrkvError, match=f"^{said}: did you mean rank"):
+            make()
     with pytest.raises(LrkvError, match="mesh"):
         MeshConfig(tensor=-2)
     assert MeshConfig(data=-1, fsdp=1).data == -1  # one axis may take what is left
