@@ -158,7 +158,7 @@ def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
         if isinstance(value, Mapping) and (value or not prefix):
             yield from _dotted(value, f"{prefix}{name}.")
         else:
-            yield prefix + name, {} if value == {} else value  # the caller's stays as it is
+            yield f"{prefix}{name}", {} if value == {} else value  # the caller's stays as it is
 
 
 def dump_config(config: RunConfig) -> str:

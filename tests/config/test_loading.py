@@ -54,6 +54,8 @@ def test_overrides_choose_change_and_add_variants():
         {"attention": "wide", "variants": {"wide": {"kind": "lrkv", "rank": 7}}},
     ):
         assert load_config("128m", added).model.attention == LRKV(rank=7)
+    with pytest.raises(LrkvError, match="unknown key model.1: use one of layers"):
+        load_config("128m", {"model": {1: 2}})
     plain = load_config("nano_latents")
     added = {"attention": "mqa", "variants": {"mqa": {}}, "optimizer": {}}
     chosen = load_config("nano_latents", added)
