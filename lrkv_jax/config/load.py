@@ -99,12 +99,7 @@ def config_from(
 
     Settings of earlier versions are read too (`lrkv_jax.config.old_names`).
     """
-    path, raw = Path(path), of_today(raw)
-    if isinstance(overrides, Mapping):
-        changes = list(_dotted(overrides))
-    else:
-        texts = [overrides] if isinstance(overrides, str) else overrides
-        changes = [_parse_override(text) for text in texts]
+    path, raw, changes = Path(path), of_today(raw), parse_overrides(overrides)
     if "variants" not in raw:
         raw = _from_run(path, raw, changes)
     variants = raw.get("variants")
@@ -150,6 +145,14 @@ def config_from(
                 raise LrkvError(complaint + nearest(name, variants))
             raw["model"]["window_attention"] = variants[name]
     return _validated(path, RunConfig, raw)
+
+
+def parse_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The dotted key and the value of each override that `load_config` takes."""
+    if isinstance(overrides, Mapping):
+        return list(_dotted(overrides))
+    texts = [overrides] if isinstance(overrides, str) else overrides
+    return [_parse_override(text) for text in texts]
 
 
 def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

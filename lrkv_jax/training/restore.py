@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from lrkv_jax.config import MeshConfig, ModelConfig
 from lrkv_jax.config.differences import covers
+from lrkv_jax.config.load import parse_overrides
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference.trained_run import TrainedRun
@@ -34,8 +35,7 @@ def load_run(
     was validated.
     """
     config = read_run(directory, overrides)
-    texts = [overrides] if isinstance(overrides, str) else overrides  # of a mapping, its keys
-    changed = [text.partition("=")[0].strip() for text in texts]
+    changed = [key for key, _ in parse_overrides(overrides)]
     requested = asked_dtype(directory, config)
     # Requested as auto, it may have become a different dtype on the training machine.
     if requested != config.model.dtype and not covers(changed, "model.dtype"):

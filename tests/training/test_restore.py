@@ -55,7 +55,8 @@ def test_auto_is_what_suits_this_machine_whatever_trained_the_run(finished_run, 
     auto = '"dtype": "float32", "asked_dtype": "auto"'
     assert auto in history.read_text()
     config.write_text(config.read_text().replace("dtype: float32", "dtype: bfloat16", 1))
-    assert restore.load_run(folder).config.model.dtype == "float32"
+    for overrides in ([], {"model": {"kv_cache_dtype": "int8"}}):
+        assert restore.load_run(folder, overrides=overrides).config.model.dtype == "float32"
     text = "model.dtype=bfloat16"
     for overrides in ([text], text, {"model.dtype": "bfloat16"}, {"model": {"dtype": "bfloat16"}}):
         assert restore.load_run(folder, overrides=overrides).config.model.dtype == "bfloat16"
