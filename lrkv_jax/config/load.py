@@ -301,7 +301,7 @@ def _set(raw: dict[str, Any], key: str, value: Any) -> None:
 def _drop_other_length(raw: dict[str, Any], changes: list[tuple[str, Any]]) -> None:
     """A run's length is steps, tokens or epochs: an override of one drops the file's others.
 
-    Raises `LrkvError` for overrides of two. A file may have steps and epochs: a run filled them in.
+    Raises `LrkvError` for overrides of two.
     """
     lengths = ("steps", "tokens", "epochs")
     named = [one for one in lengths if dict(changes).get(f"train.{one}") is not None]

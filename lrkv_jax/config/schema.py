@@ -438,7 +438,9 @@ class TrainConfig(Group):
         if self.profile is not None and not self.profiled:
             raise LrkvError(f"train.profile = {self.profile}: write the first step, then the last")
         given = [n for n in ("steps", "tokens", "epochs") if getattr(self, n) is not None]
-        if len(given) != 1 and given != ["steps", "epochs"]:
+        # A run's file has every setting, and the steps that its epochs came to.
+        counted = given == ["steps", "epochs"] and "tokens" in self.model_fields_set
+        if len(given) != 1 and not counted:
             raise LrkvError(
                 "train.steps, train.tokens and train.epochs: give exactly one (null drops another)"
             )

@@ -218,8 +218,11 @@ def test_a_run_has_one_length_and_an_override_replaces_the_files(tmp_path):
     counted = load_config("quickstart", ["train.tokens=20490"]).train
     assert (counted.steps, counted.tokens, counted.total_steps) == (None, 20490, 10)
     assert load_config("128m", ["train.steps=null"]).train.tokens == 100_000_000_000
+    once = "train.steps, train.tokens and train.epochs: give exactly one"
+    text = "extends: quickstart\ntrain: {steps: 7, epochs: 2}"
+    assert once in complaint(write(tmp_path, text))
     both = edited(tmp_path, lambda raw: raw["train"].update(steps=5))
-    assert "train.steps, train.tokens and train.epochs: give exactly one" in complaint(both)
+    assert once in complaint(both)
     assert load_config(both, ["train.steps=7"]).train.tokens is None
     for other in ("train.tokens=9", "train.epochs=1"):
         assert "are both given: give exactly one" in complaint("128m", "train.steps=5", other)

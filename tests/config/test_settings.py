@@ -15,7 +15,7 @@ from lrkv_jax.config.reference import all_settings, as_markdown, as_text
 from lrkv_jax.errors import LrkvError
 
 # As a run saves it, which has filled in the steps.
-FILLED_IN = "train={seq_len: 2048, global_batch_size: 16, epochs: 2, steps: 9}"
+FILLED_IN = "train={seq_len: 2048, global_batch_size: 16, epochs: 2, steps: 9, tokens: null}"
 HUB = "data.hub={repo: a/b}"
 TALK = "data.mixture={train: [{task: t, split: s}], heldout: [{task: t, split: s}]}"
 
