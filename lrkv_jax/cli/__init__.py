@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import logging
 import os
 import sys
 import traceback
@@ -39,6 +40,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     # XLA's alarm of asterisks, after two minutes of compiling, is an error to its log.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    # Orbax's and TFDS's log: what fails there is raised too, and reported in one line. Its level
+    # would not last: TFDS's is set around each call (`data.records.folders.quiet`).
+    logging.getLogger("absl").disabled = True
     # Imports and JAX's tracing make many objects, of which few are garbage: Python's default looks
     # for it after 700 of them, for a tenth of the time to a first step.
     gc.set_threshold(50_000)

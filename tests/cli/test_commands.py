@@ -8,6 +8,7 @@ import sys
 import time
 from unittest.mock import Mock
 
+import absl.logging
 import pytest
 import typer
 from support.command import lrkv
@@ -17,9 +18,11 @@ from lrkv_jax.cli import app, main
 from lrkv_jax.cli.shared import working
 from lrkv_jax.config import load_config
 from lrkv_jax.data.assets import read_asset
+from lrkv_jax.data.records.folders import quiet
 from lrkv_jax.data.sources import documents
 from lrkv_jax.distributed.processes import HERE
 from lrkv_jax.errors import EXIT_UNAVAILABLE, LrkvError
+from lrkv_jax.training.checkpointing import Checkpointer
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +217,20 @@ def test_a_group_without_a_verb_shows_its_page_and_the_version_is_the_packages(c
     code, out, err = lrkv(capsys, monkeypatch, "bench")
     assert code == 2 and "decode" in out + err and "lrkv:" not in err
     assert lrkv(capsys, monkeypatch, "--version") == (0, f"lrkv {__version__}\n", "")
+
+
+def test_what_orbax_logs_is_left_out_by_a_command_and_not_by_python(
+    capsys, monkeypatch, caplog, tmp_path
+):
+    def says(text):
+        with quiet(), Checkpointer(tmp_path):  # both have set the logger's level
+            pass
+        absl.logging.error(text)
+
+    monkeypatch.setattr("lrkv_jax.cli.app", lambda **_: says("from a command"))
+    assert lrkv(capsys, monkeypatch) == (0, "", "")
+    says("from Python")
+    assert caplog.messages == ["from Python"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """`lrkv` in this process."""
 
+import logging
 import os
 import sys
 
@@ -24,4 +25,5 @@ def lrkv(capsys, monkeypatch, *arguments):
         jax.config.update("jax_enable_compilation_cache", kept)
         os.environ.clear()
         os.environ.update(environment)
+        logging.getLogger("absl").disabled = False
     return end.value.code or 0, *capsys.readouterr()

@@ -10,7 +10,6 @@ computed when it was saved.
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 import sys
@@ -51,8 +50,6 @@ class Checkpointer:
         warn: Callable[[str], None] | None = None,
         processes: Processes | None = None,
     ):
-        for noisy in ("absl", "orbax"):  # what fails is raised too, and reported in one line
-            logging.getLogger(noisy).setLevel(logging.CRITICAL)
         self.directory = Path(directory).absolute()
         self.failures = 0  # saves that failed since the run was started
         self._max_to_keep, self._processes = max_to_keep, processes or HERE.as_jax_knows()
