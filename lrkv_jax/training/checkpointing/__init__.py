@@ -1,6 +1,3 @@
 """Checkpoints that are written whole, checksummed, and verified when they are restored."""
 
 from lrkv_jax.training.checkpointing.checkpointer import Checkpointer
-from lrkv_jax.training.checkpointing.layout import Damaged
-
-__all__ = ["Checkpointer", "Damaged"]
