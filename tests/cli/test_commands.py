@@ -75,6 +75,12 @@ def test_what_another_host_may_have_is_no_wrong_command(capsys, monkeypatch, tra
     assert code == EXIT_UNAVAILABLE and "LRKV_LOCAL_DEVICES plans 9" in err
 
 
+def test_a_time_limit_that_is_none_is_refused(monkeypatch, capsys):
+    for limit in ("1", "0:00", "1:2:3:4", "-1:00", "²:00"):
+        code, _, err = lrkv(capsys, monkeypatch, "train", "quickstart", "--time-limit", limit)
+        assert code == 2 and ("write HH:MM:SS" in err or "No such option" in err)
+
+
 @pytest.mark.parametrize("terminal", ["", "1"])
 def test_what_a_command_does_is_said_on_stderr_before_two_seconds(capsys, monkeypatch, terminal):
     """In a changing line with the time that is left, or in one plain line an activity."""

@@ -221,9 +221,3 @@ def test_list_and_verify_say_what_is_there(run, monkeypatch, capsys):
     for verb in ("list", "verify"):
         code, _, err = lrkv(capsys, monkeypatch, "checkpoint", verb, run / "checkpoints/1")
         assert code == 2 and "has no checkpoints: give a run's directory" in err
-
-
-def test_a_time_limit_that_is_none_is_refused(monkeypatch, capsys):
-    for limit in ("1", "0:00", "1:2:3:4", "-1:00", "²:00"):
-        code, _, err = lrkv(capsys, monkeypatch, "train", "quickstart", "--time-limit", limit)
-        assert code == 2 and ("write HH:MM:SS" in err or "No such option" in err)
