@@ -41,11 +41,9 @@ class Callbacks:
         progress: ProgressDisplay,
         stop_requested: StopRequest,
     ):
-        self.stopped, self._stop_requested, self._processes = False, stop_requested, setup.processes
-        self.config, self.loader, self.checkpoints = setup.config, setup.loader, checkpoints
-        self._directory, self._log, self._progress = setup.directory, log, progress
-        self._tokens_until, self._flops_until = setup.tokens_until, setup.flops_until
-        self._writes = setup.processes.index == 0
+        self._setup, self.config, self.checkpoints = setup, setup.config, checkpoints
+        self._log, self._progress, self._stop_requested = log, progress, stop_requested
+        self.stopped, self._writes = False, setup.processes.index == 0
         self._validate = make_validation(
             self.config.model, setup.mesh, setup.token_bytes_V,
             chunk=self.config.train.loss_chunk, batch_format=setup.batch_format,
@@ -79,13 +77,13 @@ class Callbacks:
         if self.stopped:
             self._progress.info("the validation was stopped: the same command starts it again")
             return
-        with self._processes.together():
+        with self._setup.processes.together():
             try:
                 if self._writes:
                     self.checkpoints.validated(step, self._losses[step])
                     self._log.complete(more)
             except OSError as error:
-                raise unusable(self._directory, error) from error
+                raise unusable(self._setup.directory, error) from error
 
     def _measured(self, state: TrainState, step: int) -> dict[str, float]:
         """`validation_*`, over `train.validation_batches` batches that are the same each time.
@@ -150,9 +148,9 @@ class Callbacks:
         """Start a checkpoint of a step, unless it has one."""
         about = {
             "config": self.config.model_dump(mode="json"),
-            "tokens": self._tokens_until(step),
-            "flops": self._flops_until(step),
-            "loader": {"step": step} | data_fingerprints(self.loader, step),
+            "tokens": self._setup.tokens_until(step),
+            "flops": self._setup.flops_until(step),
+            "loader": {"step": step} | data_fingerprints(self._setup.loader, step),
         }
         loss = self._losses.get(step)
         with self._progress.doing("save", step):
@@ -160,7 +158,7 @@ class Callbacks:
 
     def _sample(self, state: TrainState, step: int) -> None:
         """Write text from each prompt to samples/."""
-        tokenizer, train = self.loader.tokenizer, self.config.train
+        tokenizer, train = self._setup.loader.tokenizer, self.config.train
         prompts, stop, between = sample_prompts(self.config, tokenizer), tokenizer.eos_token_ids, ""
         if self.config.data.mixture is not None:
             stop, between = ChatFormat(tokenizer).stop_token_ids, "\n"
@@ -175,7 +173,7 @@ class Callbacks:
             for prompt, ids in zip(train.sample_prompts, continued, strict=True)
         ]
         if self._writes:
-            path = self._directory / "samples" / f"step-{step:08d}.txt"
+            path = self._setup.directory / "samples" / f"step-{step:08d}.txt"
             try:
                 path.parent.mkdir(exist_ok=True)
                 files.write(path, "\n\n".join(texts) + "\n")
