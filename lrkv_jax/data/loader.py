@@ -140,6 +140,7 @@ def make_loader(
     *,
     rows: range | None = None,
     epochs: int | None = None,
+    folder: Path | None = None,
 ) -> Loader:
     """The loader of the training split, which is built first if it is not there.
 
@@ -147,13 +148,14 @@ def make_loader(
     rows: those that this process reads (`lrkv_jax.distributed.rules.local_rows`), all unless
         given.
     epochs: after as many there is padding; without it the records repeat for ever.
-    Raises LrkvError for rows that the batch does not have, and as `dataset` does.
+    folder: of the records; without it `build_dataset` finds it by the source as it is now.
+    Raises LrkvError for rows that the batch does not have, and as `build_dataset` does.
     """
     rows = range(batch) if rows is None else rows
     if not rows or rows[0] < 0 or rows[-1] >= batch:
         named = f"rows {rows.start} to {rows.stop - 1}"
         raise LrkvError(f"{named} of a batch of {batch}: use 0 to {batch - 1}")
-    records = Records(build_dataset(data_config, context), "train")
+    records = Records(folder or build_dataset(data_config, context), "train")
     tokenizer = load_tokenizer(data_config.tokenizer)
     return Loader(records, tokenizer, data_config.shuffle_seed, batch, rows, epochs)
 
@@ -165,15 +167,17 @@ def heldout_batches(
     *,
     some: int | None = None,
     filled: bool = True,
+    folder: Path | None = None,
 ) -> Iterator[np.ndarray]:
     """Every held-out record once, in order: int32 [batch, context + 1] each.
 
     some: only this many batches, spread evenly over the split, the same ones each time.
+    folder: of the records; without it `build_dataset` finds it by the source as it is now.
     filled: fill the last batch up with rows of BOS, whose targets have no bytes; it is smaller
         otherwise.
-    Raises LrkvError as `dataset` does, before the first batch.
+    Raises LrkvError as `build_dataset` does, before the first batch.
     """
-    records = Records(build_dataset(data_config, context), "heldout")
+    records = Records(folder or build_dataset(data_config, context), "heldout")
     bos = load_tokenizer(data_config.tokenizer).bos
     count = -(-len(records) // batch)
     share = count if some is None else min(some, count)

@@ -115,8 +115,9 @@ class Callbacks:
         """The loss on some batches, or on the whole split; of fewer batches if `stopped`."""
         train = self.config.train
         batches = heldout_batches(
-            self.config.data, train.seq_len, train.global_batch_size, some=some
-        )
+            self.config.data, train.seq_len, train.global_batch_size,
+            some=some, folder=self._setup.records,
+        )  # fmt: skip
         found = self._validate(state.params, self._until_stopped(batches, step))
         if not self.stopped:
             what = "whole split" if some is None else f"{some} batches"

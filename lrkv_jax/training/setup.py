@@ -36,6 +36,7 @@ from lrkv_jax.training.token_batch import BatchFormat
 class Setup:
     """A run that can be: `config` has no `auto` and counts its steps, `loader` reads its batches.
 
+    `records` is the folder that they lie in, also where its source has grown since the start.
     Of several `processes` each has one, with its rows of the batch. `more_tokens` and `more_flops`
     are what the steps of other batches, before this start, had more.
     """
@@ -43,6 +44,7 @@ class Setup:
     config: RunConfig
     mesh: Mesh
     loader: Loader
+    records: Path
     processes: Processes
     more_tokens: int = 0
     more_flops: float = 0.0
@@ -131,9 +133,10 @@ def prepare_data(
 
     with processes.together():
         if processes.index == 0:
-            build_dataset(data, train.seq_len, progress=progress)
+            path = build_dataset(data, train.seq_len, progress=progress)
     with processes.together():
-        path = build_dataset(data, train.seq_len, progress=progress)
+        if processes.index != 0:
+            path = build_dataset(data, train.seq_len, progress=progress)
         if train.epochs is not None:
             records = len(Records(path, "train"))
             steps = -(-records * train.epochs // train.global_batch_size)
@@ -143,13 +146,14 @@ def prepare_data(
         _check_vocabulary(config)
         rows = local_rows(batch_sharding(mesh), train.global_batch_size)
         loader = make_loader(
-            data, train.seq_len, train.global_batch_size, rows=rows, epochs=train.epochs
-        )
+            data, train.seq_len, train.global_batch_size,
+            rows=rows, epochs=train.epochs, folder=path,
+        )  # fmt: skip
         if train.sample_tokens:
             sample_prompts(config, loader.tokenizer)
         content = {} if processes.count == 1 else _content(config, loader, path)
     processes.check_equal(content)
-    return Setup(config, mesh, loader, processes)
+    return Setup(config, mesh, loader, path, processes)
 
 
 def _content(config: RunConfig, loader: Loader, path: Path) -> dict[str, str]:

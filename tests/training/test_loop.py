@@ -123,9 +123,13 @@ def test_a_run_directory_holds_what_the_readme_says(whole):
 
 
 def test_a_validation_that_was_stopped_is_all_that_is_done_again(whole, tmp_path, monkeypatch):
-    """No step is compiled, and the watchdog times each batch by itself."""
+    """No step is compiled, and the watchdog times each batch by itself.
+
+    Text that joins the source meanwhile is not held out.
+    """
     run = shutil.copytree(whole[1], tmp_path / "run")
-    config = whole[0].model_copy(update={"run_dir": str(run)})
+    texts = shutil.copytree(whole[0].data.source, tmp_path / "texts")
+    config = load_config(run / "config.yaml", [f"run_dir={run}", f"data.source={texts}"])
     rows, manifest = read_metrics(run), layout.read_manifest(run / "checkpoints/6")
     lacking = {name: value for name, value in rows[-1].items() if not name.startswith("val")}
     text = "".join(json.dumps(row) + "\n" for row in [*rows[:-1], lacking])
@@ -135,7 +139,12 @@ def test_a_validation_that_was_stopped_is_all_that_is_done_again(whole, tmp_path
     stopped = train(config, stopping=stopping_after(5), console=quiet(), **ONE)
     assert (stopped.finished, stopped.stopped) == (False, True)
     assert read_metrics(run)[-1] == lacking and not read_run_record(run).finished
-    monkeypatch.setattr(Watchdog, "at", at := Mock())
+
+    def grow(activity, _):
+        if activity == "validation":
+            shutil.copy(texts / "00.txt", texts / "22.txt")  # which is held out
+
+    monkeypatch.setattr(Watchdog, "at", at := Mock(side_effect=grow))
     again = train(config, console=quiet(), **ONE)
     assert again.finished and read_metrics(run) == rows
     assert layout.read_manifest(run / "checkpoints/6") == manifest
