@@ -165,18 +165,18 @@ def file_times(source: str, names: Sequence[str]) -> list[list[Any]]:
 
 
 def file_identities(source: str, names: Sequence[str], cache: Path) -> list[list[Any]]:
-    """The name, size and sha256 of each file, or the asset's checksum: the same for any copy.
+    """The name, size and sha256 of each file: the same for any copy.
 
     `cache` keeps the sums, so that a file is read again only when its size or time has changed.
     """
     if source == EMBEDDED:
-        return file_times(source, names)
+        return [[name, len(read_asset(name)), asset_checksum(name)] for name in names]
     known = read_json(cache, "delete it") or {}
     identities, now = [], dict(known)
     for name, size, time in file_times(source, names):
         path = str(Path(source, name).absolute())
         if known.get(path, [])[:2] != [size, time]:
-            now[path] = [size, time, checksum(source, name)[1]]
+            now[path] = [size, time, _checksum(Path(source, name))]
         identities.append([name, size, now[path][2]])
     if now != known:
         with contextlib.suppress(OSError):  # a full disk: they are read again
@@ -184,14 +184,11 @@ def file_identities(source: str, names: Sequence[str], cache: Path) -> list[list
     return identities
 
 
-def checksum(source: str, name: str) -> tuple[int, str]:
-    """A file's size in bytes and its sha256 (hex)."""
-    if source == EMBEDDED:
-        return len(read_asset(name)), asset_checksum(name)
-    path = Path(source, name)
+def _checksum(path: Path) -> str:
+    """A file's sha256 (hex)."""
     try:
         with path.open("rb") as file:
-            return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise unreadable(path, error) from None
 

@@ -55,7 +55,8 @@ def test_the_direct_runner_of_two_processes_builds_what_one_process_builds(tmp_p
 def test_a_broken_file_and_an_unknown_runner_are_named_in_one_line(tmp_path):
     (tmp_path / "broken.parquet").write_bytes(b"no parquet")
     config = DataConfig(source=str(tmp_path), directory=str(tmp_path / "built"))
-    broken = partial(write_stream, config, ["broken.parquet"], tmp_path / "built/streams/broken")
+    target = tmp_path / "built/streams/broken"
+    broken = partial(write_stream, config, [["broken.parquet", 0, ""]], target)
     for options, job, message in (
         (DIRECT, broken, r"broken.parquet is not readable parquet .*again$"),
         ("--runner=FlinkRuner", partial(os.getpid), "Unexpected pipeline runner: FlinkRuner"),

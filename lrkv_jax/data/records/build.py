@@ -67,9 +67,9 @@ SHARD_BYTES = 8 << 20
 
 @dataclass(frozen=True)
 class Shard:
-    """Files that are tokenized together. whole: the split that they are in as whole files."""
+    """`file_identities` tokenized together. whole: the split that they are in as whole files."""
 
-    names: list[str]
+    files: list[list[Any]]
     size: int
     whole: Split | None
 
@@ -128,9 +128,7 @@ def _write(
     run: RunJobs | None,
 ) -> None:
     shards = _shards(config)
-    identity = {file[0]: file for file in _identities(config, file_names(config.source))}
-    files_of = [[identity[name] for name in shard.names] for shard in shards]
-    folders = [stream_folder(config, files, tokenizer) for files in files_of]
+    folders = [stream_folder(config, shard.files, tokenizer) for shard in shards]
     much = config.workers is not None or sum(shard.size for shard in shards) > _LITTLE_BYTES
     workers, runner = config.workers or usable_cores(), run or (run_jobs if much else run_here)
 
@@ -169,13 +167,13 @@ def _shards(config: DataConfig) -> list[Shard]:
     names = file_names(config.source)
     whole = whole_files(config.source, names, config.heldout_shards)
     shards: list[Shard] = []
-    for name in names:
-        size = 0 if config.source == EMBEDDED else Path(config.source, name).stat().st_size
+    for file in _identities(config, names):
+        name, size, _ = file
         last = shards[-1] if shards else None
         if last and last.size + size <= SHARD_BYTES and last.whole == whole.get(name):
-            shards[-1] = Shard([*last.names, name], last.size + size, last.whole)
+            shards[-1] = Shard([*last.files, file], last.size + size, last.whole)
         else:
-            shards.append(Shard([name], size, whole.get(name)))
+            shards.append(Shard([file], size, whole.get(name)))
     return shards
 
 
@@ -195,7 +193,7 @@ def _tokenize(
     sizes = [shard.size for shard in shards]
     done = sum(sizes) - sum(sizes[number] for number in missing)
     progress("bytes read", done, sum(sizes))
-    jobs = [partial(write_stream, config, shards[n].names, folders[n]) for n in missing]
+    jobs = [partial(write_stream, config, shards[n].files, folders[n]) for n in missing]
     for job in do(jobs):
         done += sizes[missing[job]]
         progress("bytes read", done, sum(sizes))

@@ -25,7 +25,7 @@ from lrkv_jax.data.records.folders import (
     token_features,
     write_file,
 )
-from lrkv_jax.data.sources import SPLITS, Document, Split, checksum, file_times, rows
+from lrkv_jax.data.sources import SPLITS, Document, Split, file_times, rows
 from lrkv_jax.data.tokenizer import Tokenizer, load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.files import write_json
@@ -60,8 +60,8 @@ def stream_folder(
     return earlier if earlier.is_dir() else folder(identities)
 
 
-def write_stream(config: DataConfig, names: Sequence[str], target: Path) -> None:
-    """Tokenize a shard's files into the folder `target`, which appears whole or not at all.
+def write_stream(config: DataConfig, identities: Sequence[Sequence[Any]], target: Path) -> None:
+    """Tokenize files, by `file_identities`, into `target`, which appears whole or not at all.
 
     `SPLIT.bin` holds a split's ids, with BOS before each document; `files.json` an entry for each
     file: name, size, sha256, rows, and documents, tokens (BOS included) and UTF-8 bytes in each
@@ -72,16 +72,19 @@ def write_stream(config: DataConfig, names: Sequence[str], target: Path) -> None
     with appearing(target) as folder:
         with ExitStack() as stack:
             files = {s: stack.enter_context((folder / f"{s}.bin").open("wb")) for s in SPLITS}
-            entries = [_tokenize_file(config, name, tokenizer, files) for name in names]
+            entries = [_tokenize_file(config, file, tokenizer, files) for file in identities]
         write_json(folder / ENTRIES, {"files": entries})
 
 
 def _tokenize_file(
-    config: DataConfig, name: str, tokenizer: Tokenizer, files: Mapping[Split, BinaryIO]
+    config: DataConfig,
+    identity: Sequence[Any],
+    tokenizer: Tokenizer,
+    files: Mapping[Split, BinaryIO],
 ) -> dict[str, Any]:
     """Append one file's ids to its splits' files; returns its entry."""
     bos, dtype = np.array([tokenizer.bos], np.int32), token_dtype(tokenizer.vocabulary)
-    size, sha256 = checksum(config.source, name)
+    name, size, sha256 = identity
     entry: dict[str, Any] = {"name": name, "size": size, "sha256": sha256, "rows": 0}
     entry |= {split: {"documents": 0, "tokens": 0, "bytes": 0} for split in SPLITS}
     found = rows(config.source, name, text_column=config.text_column, heldout=share_of(config))
