@@ -157,10 +157,16 @@ def embedded_identity() -> list[Any]:
 
 
 def file_times(source: str, names: Sequence[str]) -> list[list[Any]]:
-    """The name, size and time of change of each file, or the asset's checksum."""
+    """The name, size and time of change of each file, or the asset's checksum.
+
+    Raises LrkvError for a file that is not there any more.
+    """
     if source == EMBEDDED:
         return [[name, asset_checksum(name)] for name in names]
-    found = [(name, Path(source, name).stat()) for name in names]
+    try:
+        found = [(name, Path(source, name).stat()) for name in names]
+    except OSError as error:
+        raise unreadable(Path(error.filename), error) from None
     return [[name, about.st_size, about.st_mtime_ns] for name, about in found]
 
 

@@ -30,7 +30,7 @@ from lrkv_jax.data.records import streams
 from lrkv_jax.data.records.build import build_dataset
 from lrkv_jax.data.records.folders import open_dataset
 from lrkv_jax.data.records.jobs import run_here, run_jobs
-from lrkv_jax.data.sources import documents
+from lrkv_jax.data.sources import documents, file_names
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 
@@ -178,7 +178,7 @@ def test_records_belong_to_a_content_wherever_its_text_lies(config, tmp_path, mo
     assert found(config) == earlier
 
 
-def test_what_cannot_be_built_is_named_and_leaves_nothing(config, tmp_path):
+def test_what_cannot_be_built_is_named_and_leaves_nothing(config, tmp_path, monkeypatch):
     tokens = len(stream(config, "train"))
     message = rf"train.seq_len = 9999 is longer than the data allows \({tokens} tokens in the train"
     with pytest.raises(LrkvError, match=message):
@@ -187,6 +187,16 @@ def test_what_cannot_be_built_is_named_and_leaves_nothing(config, tmp_path):
     with pytest.raises(LrkvError, match="99.txt"):
         build_dataset(config, 16)
     assert sorted(os.listdir(config.directory)) == ["sources.json", "streams"]
+
+    def vanishing(source):
+        names = file_names(source)
+        Path(source, names[-1]).unlink()
+        return names
+
+    with monkeypatch.context() as patch:
+        patch.setattr(build_module, "file_names", vanishing)
+        with pytest.raises(LrkvError, match=r"99.txt cannot be read \(No such file"):
+            build_dataset(config, 16)
     (tmp_path / "file").write_text("")
     for directory in (str(tmp_path / "file"), "/dev/null", "x" * 5000, "a\0b"):
         with pytest.raises(LrkvError, match=r"data.directory = .* cannot be written"):
