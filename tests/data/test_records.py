@@ -344,6 +344,22 @@ def test_a_killed_worker_and_a_cut_stream_are_named(staged, tmp_path):
         streams.Stream([(folder, "train")], 4096)
 
 
+def test_more_streams_are_joined_than_files_may_be_open(staged):
+    (folder,) = (Path(staged[0].directory) / "streams").glob("000_*")
+    alone = streams.Stream([(folder, "train")], 4096)
+    expected = np.tile(alone.read(0, len(alone)), 99)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 9, limits[1]))
+    try:
+        joined = streams.Stream([(folder, "train")] * 99, 4096)
+        pieces = [
+            joined.read(at, min(at + 5000, len(joined))) for at in range(0, len(joined), 5000)
+        ]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    np.testing.assert_array_equal(np.concatenate(pieces), expected)
+
+
 @pytest.mark.slow
 def test_killed_at_random_and_resumed_it_is_the_same_to_the_bit(tmp_path):
     """LRKV_TEST_MEGABYTES=70 does it with 64 MB of parquet: two minutes."""

@@ -7,7 +7,6 @@ record begins in the stream is arithmetic, so any process may write any file of 
 """
 
 import hashlib
-import itertools
 import json
 import secrets
 from bisect import bisect_right
@@ -126,15 +125,14 @@ class Stream:
     """
 
     def __init__(self, parts: Sequence[tuple[Path, Split]], vocabulary: int):
-        dtype = np.dtype(token_dtype(vocabulary))
-        self._arrays: list[np.ndarray] = []
-        for folder, split in parts:
-            path = folder / f"{split}.bin"
+        self._dtype, self._opened = np.dtype(token_dtype(vocabulary)), -1
+        self._paths = [folder / f"{split}.bin" for folder, split in parts]
+        self._starts = [0]
+        for path, (folder, split) in zip(self._paths, parts, strict=True):
             tokens = sum(entry[split]["tokens"] for entry in entries_of(folder))
-            if path.stat().st_size != tokens * dtype.itemsize:
+            if path.stat().st_size != tokens * self._dtype.itemsize:
                 raise LrkvError(f"{folder} is damaged: delete it and it will be built again")
-            self._arrays.append(np.memmap(path, dtype, "r") if tokens else np.empty(0, dtype))
-        self._starts = [0, *itertools.accumulate(map(len, self._arrays))]
+            self._starts.append(self._starts[-1] + tokens)
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -144,8 +142,10 @@ class Stream:
         found: list[np.ndarray] = []
         while start < stop:
             shard = bisect_right(self._starts, start) - 1
+            if shard != self._opened:  # one at a time: there may be more than can be open
+                self._opened, self._ids = shard, np.memmap(self._paths[shard], self._dtype, "r")
             place = start - self._starts[shard]
-            found.append(self._arrays[shard][place : place + stop - start])
+            found.append(self._ids[place : place + stop - start])
             start += len(found[-1])
         return np.concatenate(found)
 
