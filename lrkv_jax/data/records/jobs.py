@@ -41,8 +41,9 @@ def run_jobs(jobs: Sequence[Job], workers: int) -> Iterator[int]:
                 yield numbers[future]
         except BrokenProcessPool:
             raise LrkvError(
-                "a process of the build was killed: run the same command again, with a smaller "
-                "data.workers where memory is short; what is complete stays"
+                "a process of the build was killed or did not start: run the same command again, "
+                "with a smaller data.workers where memory is short; a script that builds needs "
+                "if __name__ == '__main__'; what is complete stays"
             ) from None
         finally:
             pool.shutdown(cancel_futures=True)
