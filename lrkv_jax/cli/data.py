@@ -44,7 +44,7 @@ def data_build(
     elif beam:
         raise LrkvError("--beam is for documents: a mixture is built here, leave it out")
     with working("building the dataset") as progress:
-        path = build_dataset(run.data, run.train.seq_len, progress=progress, run=jobs)
+        path = build_dataset(run.data, run.train.seq_len, progress=progress, run=jobs, warn=note)
     print(path)
 
 
@@ -68,7 +68,7 @@ def data_show(
     run = load_config(config, overrides or [])
     tokenizer = load_tokenizer(run.data.tokenizer)
     with working("building the dataset") as progress:
-        path = build_dataset(run.data, run.train.seq_len, progress=progress)
+        path = build_dataset(run.data, run.train.seq_len, progress=progress, warn=note)
     print(f"{path}\n{tokenizer}, records of {run.train.seq_len:,} + 1 tokens\n")
     splits = {split: Records(path, split) for split in SPLITS}
     names = [name for name in splits["train"].counts if name != "parts"]

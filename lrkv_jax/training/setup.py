@@ -116,10 +116,10 @@ def prepare_data(
 ) -> Setup:
     """The run with its data, built if need be by process 0 while the others wait.
 
-    `tell` gets a line when a build begins. `train.epochs` becomes `train.steps`. Raises
-    `LrkvError`, in all processes, as `build_dataset` does, where the tokenizer, or a chat's frame,
-    has ids that the model does not have, for a sample's prompt that the chat does not take, and
-    where they have other data.
+    `tell` gets a line when a build begins, and for records without their source. `train.epochs`
+    becomes `train.steps`. Raises `LrkvError`, in all processes, as `build_dataset` does, where the
+    tokenizer, or a chat's frame, has ids that the model does not have, for a sample's prompt that
+    the chat does not take, and where they have other data.
     """
     data, train = config.data, config.train
     told: list[str] = []
@@ -133,7 +133,7 @@ def prepare_data(
 
     with processes.together():
         if processes.index == 0:
-            path = build_dataset(data, train.seq_len, progress=progress)
+            path = build_dataset(data, train.seq_len, progress=progress, warn=tell)
     with processes.together():
         if processes.index != 0:
             path = build_dataset(data, train.seq_len, progress=progress)

@@ -166,7 +166,10 @@ def test_records_belong_to_a_content_wherever_its_text_lies(config, tmp_path, mo
     alone = tmp_path / "alone"
     shutil.copytree(edited, alone / edited.name)
     shutil.rmtree(copy)
-    assert found(elsewhere.model_copy(update={"directory": str(alone)})) == alone / edited.name
+    without, lines = elsewhere.model_copy(update={"directory": str(alone)}), []
+    copied = alone / edited.name
+    assert build_dataset(without, 16, progress=pytest.fail, warn=lines.append) == copied
+    assert lines == [f"data.source = {copy} is not there: the records {copied} are used"]
     for unclear in ({}, {"directory": str(alone), "heldout": 0.4}):
         with pytest.raises(LrkvError, match="texts does not exist"):
             found(elsewhere.model_copy(update=unclear))

@@ -86,15 +86,16 @@ def build_dataset(
     *,
     progress: OnProgress | None = None,
     run: RunJobs | None = None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Return the folder of the records of this data and context, built if it does not exist.
 
     Those of a mixture are `lrkv_jax.data.mixture.build_mixture`'s. Those of documents are in
     data_config.directory / (a readable key, and fingerprints of the settings and of the content
-    that decide the records); without its source, the only folder of the settings is taken. A
-    folder appears whole or not at all, so a killed build is never taken for a complete one and
-    processes that build the same dataset at once do not disturb each other. After a kill the same
-    command continues with the shards that are missing, to the same bits.
+    that decide the records); without its source, the only folder of the settings is taken, and
+    `warn` gets a line. A folder appears whole or not at all, so a killed build is never taken for a
+    complete one and processes that build the same dataset at once do not disturb each other. After
+    a kill the same command continues with the shards that are missing, to the same bits.
 
     Splits: train (the last partial record is dropped) and heldout (it is padded with BOS, which
     have no bytes and so count nowhere). Their metadata has format, source, provenance,
@@ -111,7 +112,7 @@ def build_dataset(
     if data_config.mixture is not None:
         return build_mixture(data_config, context, progress=report)
     tokenizer = load_tokenizer(data_config.tokenizer)
-    target = _target(data_config, context, tokenizer)
+    target = _target(data_config, context, tokenizer, warn)
 
     def write(scratch: Path) -> None:
         _write(scratch, data_config, context, tokenizer, report, run)
@@ -262,7 +263,9 @@ def _pack(
         left.unlink(missing_ok=True)
 
 
-def _target(config: DataConfig, context: int, tokenizer: Tokenizer) -> Path:
+def _target(
+    config: DataConfig, context: int, tokenizer: Tokenizer, warn: Callable[[str], None]
+) -> Path:
     """The folder of the records of this data, there or not."""
     names = [_readable(config.source), _readable(tokenizer.name), str(context)]
     start = str(Path(config.directory, "-".join(names)))
@@ -283,6 +286,7 @@ def _target(config: DataConfig, context: int, tokenizer: Tokenizer) -> Path:
         # The records are enough, unless it is unclear which.
         complete = glob(f"{escape(f'{start}-{settings}')}-*")
         if len(complete) == 1:
+            warn(f"data.source = {config.source} is not there: the records {complete[0]} are used")
             return Path(complete[0])
         provenance_of(config)  # knows what is still to be fetched
         raise
