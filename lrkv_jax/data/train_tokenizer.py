@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from lrkv_jax.data.tokenizer import CHAT_NAMES, valid
+from lrkv_jax.data.tokenizer import CHAT_NAMES, MOST_IDS, valid
 from lrkv_jax.errors import LrkvError
 
 # To start a document, and to mark the turns and the tool calls of a conversation.
 SPECIAL_TOKENS = ("<|bos|>", *CHAT_NAMES)
 SMALLEST = 256 + len(SPECIAL_TOKENS)
-LARGEST = 1 << 24  # the library reserves memory for all of it at once
 
 # cl100k_base's, of tiktoken's openai_public.py: contractions in either case, up to three digits,
 # punctuation with the line ends after it, and one space or mark before a word.
@@ -31,7 +30,7 @@ def train_tokenizer(
     Text is cut before merging as GPT-4 does. progress(bytes): called after each text with the UTF-8
     bytes so far. show_merging: the library's bar while it learns.
 
-    Raises LrkvError for a size outside SMALLEST to LARGEST and for text that has too
+    Raises LrkvError for a size outside SMALLEST to MOST_IDS and for text that has too
     few merges to fill it.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -41,8 +40,8 @@ def train_tokenizer(
             f"a vocabulary of {vocabulary} is too small for 256 bytes and {len(SPECIAL_TOKENS)} "
             f"special tokens: use {SMALLEST} or more"
         )
-    if vocabulary > LARGEST:
-        raise LrkvError(f"a vocabulary of {vocabulary} is too large: use {LARGEST} or less")
+    if vocabulary > MOST_IDS:  # the library reserves memory for all of it at once
+        raise LrkvError(f"a vocabulary of {vocabulary} is too large: use {MOST_IDS} or less")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
