@@ -40,7 +40,7 @@ class ChatFormat:
     """How a conversation becomes the ids of a tokenizer.
 
     `ids` are nanochat's; of a template's chat it has the end of an answer, and -1 for the others.
-    `ends` are the ids that end an answer, `start` those that a chat begins with.
+    `eos_token_ids` are those that end an answer, `start` those that a chat begins with.
 
     For a tokenizer without the chat's tokens, the ids after its last are taken. A model then needs
     `vocabulary` ids, and one that was pretrained without them grows by `init_from`.

@@ -35,8 +35,8 @@ def download(
     the files by name, all unless given. revision: a branch, tag or commit; resolved at
     the first call and pinned. repo_type: dataset or model.
 
-    Returns what `read_provenance` reads. A complete folder needs no network, and the
-    next call continues an interrupted download.
+    Returns what `read_provenance` reads. The same call of a complete folder needs no network, and
+    continues an interrupted download.
 
     Raises LrkvError, with what to do, where the hub cannot be reached or refuses,
     nothing matches, the folder holds something else, or the disk is full.

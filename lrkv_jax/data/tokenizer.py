@@ -62,7 +62,7 @@ class Tokenizer:
     chat: the ids of `CHAT_NAMES` that it has, by name: all, or none.
     begins: whether a chat starts with BOS.
     prefix: the ids of an empty text, which a model cannot read.
-    ends: the ids after which a text is over.
+    eos_token_ids: those after which a text is over.
     template: the chat template that an imported model brings.
     fingerprint: sha256 (hex) of everything that decides which ids a text gets.
     """
