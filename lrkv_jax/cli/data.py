@@ -132,6 +132,9 @@ def tokenizer_train(
     heldout: Annotated[
         float, typer.Option(help="Share of the documents to measure the result on")
     ] = 0.01,
+    heldout_shards: Annotated[
+        int, typer.Option(min=0, help="Measure on this many of the last files, whole, instead")
+    ] = 0,
     megabytes: Annotated[
         int | None, typer.Option(min=1, help="How much text to learn from (default: all).")
     ] = None,
@@ -148,6 +151,7 @@ def tokenizer_train(
     if not 0 < heldout < 1:
         raise LrkvError(f"--heldout {heldout}: use a share between 0 and 1")
     splits: dict[str, Any] = {"text_column": text_column, "heldout": heldout}
+    splits["heldout_shards"] = heldout_shards
     limit = None if megabytes is None else megabytes * 1_000_000
     files.check_writable(out)
     next(documents(source, "heldout", **splits))  # refused before the work where there is none

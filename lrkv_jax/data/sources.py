@@ -29,7 +29,12 @@ _HELDOUT_YEARS = 6
 
 
 def documents(
-    source: str, split: Split, *, text_column: str = "text", heldout: float = 0.05
+    source: str,
+    split: Split,
+    *,
+    text_column: str = "text",
+    heldout: float = 0.05,
+    heldout_shards: int = 0,
 ) -> Iterator[str]:
     """Yield the documents of one split in a fixed order; empty ones are left out.
 
@@ -38,14 +43,19 @@ def documents(
       .jsonl line and a .parquet row (their `text_column`).
     heldout: share of a folder's documents, 0 to 1. A document's split depends on its relative path
       and row alone, so it does not change when other files are added.
+    heldout_shards: this many of a folder's last files are held out instead, if not 0.
 
     Raises LrkvError while iterating for a missing or empty folder, for what cannot be parsed, a
     missing column, and a split without a document.
     """
-    found = False
-    for name in file_names(source):
-        for row in rows(source, name, text_column=text_column, heldout=heldout):
-            if row.text and row.split == split:
+    found, names = False, file_names(source)
+    whole = whole_files(source, names, heldout_shards)
+    share = 0.0 if whole else heldout
+    for name in names:
+        if whole.get(name, split) != split:
+            continue
+        for row in rows(source, name, text_column=text_column, heldout=share):
+            if row.text and (whole or row.split == split):
                 found = True
                 yield row.text
     if not found:

