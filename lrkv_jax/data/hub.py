@@ -45,15 +45,15 @@ def download(
     known = read_provenance(folder)
     origin = {"repo": repo, "repo_type": repo_type, "revision": revision}
     if known is not None and any(known[key] != value for key, value in origin.items()):
-        raise LrkvError(
-            f"{folder} holds {len(known['files'])} files of {known['repo']} at "
-            f"{known['revision']}, which are not what is asked for: fetch into another folder, or "
-            "delete this one"
-        )
+        raise _not_asked_for(folder, known)
     request = origin | {"patterns": list(patterns), "first": first}
     try:
         if known is None or any(known[key] != request[key] for key in request):
-            known = request | _list(request, known)
+            listed = _list(request, known)
+            # All that lies in the folder is read, as text to train on.
+            if known is not None and known["files"].keys() - listed["files"].keys():
+                raise _not_asked_for(folder, known)
+            known = request | listed
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / FILE, known)
         if _absent(folder, known):
@@ -133,7 +133,7 @@ def _absent(folder: Path, provenance: dict[str, Any]) -> list[str]:
 def _list(request: dict[str, Any], known: dict[str, Any] | None) -> dict[str, Any]:
     """Return the commit, the license, and the sizes in bytes of the requested files.
 
-    Those that are known from an earlier call stay, and so does its commit.
+    The commit that is known from an earlier call stays.
     """
     from huggingface_hub import HfApi
 
@@ -150,7 +150,7 @@ def _list(request: dict[str, Any], known: dict[str, Any] | None) -> dict[str, An
             f"has, for example, {', '.join(sorted(sizes)[:5])}: change data.hub.files"
         )
     license = (info.card_data or {}).get("license")
-    files = (known["files"] if known else {}) | {n: sizes[n] for n in names[: request["first"]]}
+    files = {name: sizes[name] for name in names[: request["first"]]}
     return {"commit": info.sha, "license": license, "files": files}
 
 
@@ -172,6 +172,13 @@ def _fetch(folder: Path, provenance: dict[str, Any]) -> None:
 
 def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
+
+
+def _not_asked_for(folder: Path, known: dict[str, Any]) -> LrkvError:
+    return LrkvError(
+        f"{folder} holds {len(known['files'])} files of {known['repo']} at {known['revision']}, "
+        "which are not what is asked for: fetch into another folder, or delete this one"
+    )
 
 
 def _failed(repo: str, repo_type: str, error: BaseException) -> LrkvError:

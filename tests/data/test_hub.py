@@ -120,9 +120,9 @@ def test_the_first_files_can_be_chosen_and_more_later(hub, tmp_path):
     few = download(REPO, "main", WANTED, tmp_path, first=1)
     assert list(few["files"]) == ["sample/10BT/000_00000.jsonl"]
     assert len(download(REPO, "main", WANTED, tmp_path, first=2)["files"]) == 2
-    for repo, revision in ((REPO, "other"), ("other/one", "main")):
+    for repo, revision, first in ((REPO, "other", 2), ("other/one", "main", 2), (REPO, "main", 1)):
         with pytest.raises(LrkvError, match=f"holds 2 files of {REPO} at main, which are not"):
-            download(repo, revision, WANTED, tmp_path, first=1)
+            download(repo, revision, WANTED, tmp_path, first=first)
 
 
 def test_a_configuration_fetches_and_its_build_knows_the_origin(hub, tmp_path):
