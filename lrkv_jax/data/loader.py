@@ -172,9 +172,9 @@ def heldout_batches(
     """Every held-out record once, in order: int32 [batch, context + 1] each.
 
     some: only this many batches, spread evenly over the split, the same ones each time.
-    folder: of the records; without it `build_dataset` finds it by the source as it is now.
     filled: fill the last batch up with rows of BOS, whose targets have no bytes; it is smaller
         otherwise.
+    folder: of the records; without it `build_dataset` finds it by the source as it is now.
     Raises LrkvError as `build_dataset` does, before the first batch.
     """
     records = Records(folder or build_dataset(data_config, context), "heldout")
