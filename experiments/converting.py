@@ -129,7 +129,8 @@ STAGES = {"converted": "nothing", "healed": "addresses", "healed_on_both": "addr
 
 def write(results: Path, page: Path) -> None:
     """Put the table of all variants between the marks of the page: nats a token added."""
-    from lrkv_jax.lab.bench.report import replace_between
+    from blocks import replace_between
+
     from lrkv_jax.lab.report.tabulated import tabulated
 
     parent, *lines = read(results)

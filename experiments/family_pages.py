@@ -12,20 +12,27 @@ import argparse
 import json
 import math
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from blocks import replace_between
 
 from lrkv_jax.config import AttentionConfig, ModelConfig, load_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import architectures, convert, export
 from lrkv_jax.kernels.flash import cudnn
-from lrkv_jax.lab.bench.report import read_decode, replace_between
+from lrkv_jax.lab.bench.report import read_decode
 from lrkv_jax.lab.report.comparison import read_runs
-from lrkv_jax.lab.report.comparison.contrasts import against, contrasts, mean_and_sd, trend
+from lrkv_jax.lab.report.comparison.contrasts import (
+    Contrast,
+    _estimate,
+    against,
+    contrasts,
+    mean_and_sd,
+)
 from lrkv_jax.lab.report.paper import REPORT_ITEMS
 from lrkv_jax.lab.report.paper.family import _bytes_on_shard
 from lrkv_jax.lab.report.tabulated import tabulated
@@ -77,8 +84,6 @@ def write(docs: Path, results: Path) -> None:
         for path in made.glob("*.json"):
             shutil.copy(path, results / "family")
     replace_between(docs / "choosing.md", "support", _support())
-    # A kind from outside the package is known by its module.
-    sys.path.insert(0, str(HERE))
     controlled = read_runs([results / "family" / "controls.jsonl"])
     replace_between(docs / "results.md", "controls", _controls([*runs, *controlled]))
     ranks = json.loads((results / "nano" / "table08_rank_ablation.json").read_text())
@@ -180,6 +185,14 @@ def _ranks(table) -> str:
         f"A paired test of LRKV-8 and MHA alone has p = {alone.p:.1g}. Each doubling of the rank "
         f"changes the loss by {slope.with_interval(4)} bits per byte (p = {slope.p:.0e}).",
     ])  # fmt: skip
+
+
+def trend(values, at) -> Contrast:
+    """The slope of the values over `at`, a number for each variant; seeds are blocks."""
+    rows = [(at[v], s, y) for v, by_seed in values.items() for s, y in by_seed.items()]
+    seeds = sorted({s for _, s, _ in rows})
+    X = np.asarray([[x, *(float(s == seed) for seed in seeds)] for x, s, _ in rows])
+    return _estimate(X, [y for *_, y in rows], np.eye(X.shape[1])[0])
 
 
 if __name__ == "__main__":

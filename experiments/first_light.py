@@ -222,7 +222,7 @@ def _attempt(stage: Stage, job: dict[str, Any], tried: set[str]) -> tuple[int, d
 
 def write_tables(folder: Path, docs: Path) -> None:
     """Write the documents' blocks from the files in `folder`."""
-    from lrkv_jax.lab.bench.report import replace_between
+    from blocks import replace_between
 
     for (page, block), names in BLOCKS.items():
         texts = [_text(name, folder / f"{name}.json") for name in names]

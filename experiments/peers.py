@@ -35,13 +35,14 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import numpy as np
+from blocks import replace_between
 
 from lrkv_jax import files
 from lrkv_jax.config import load_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop.export import export
 from lrkv_jax.lab.bench.clock import quartiles
-from lrkv_jax.lab.bench.report import machine, replace_between
+from lrkv_jax.lab.bench.report import machine
 from lrkv_jax.lab.report.tabulated import tabulated
 from lrkv_jax.models.transformer import init_parameters
 from lrkv_jax.training.run_dir import read_run

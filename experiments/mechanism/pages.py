@@ -21,10 +21,10 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
+from blocks import replace_between  # noqa: E402
 from mechanism import design, runs  # noqa: E402
 
 from lrkv_jax.files import write_json  # noqa: E402
-from lrkv_jax.lab.bench.report import replace_between  # noqa: E402
 from lrkv_jax.lab.report.comparison.contrasts import (  # noqa: E402
     Contrast,
     combined,

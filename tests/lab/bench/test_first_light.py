@@ -19,6 +19,7 @@ def light(monkeypatch, tmp_path):
     """The script, with the stages of `support.planted_items`, and copies of the pages."""
     for page in ("decode.md", "planning.md"):
         shutil.copy(ROOT / "docs" / page, tmp_path / page)
+    monkeypatch.syspath_prepend(SCRIPT.parent)
     spec = importlib.util.spec_from_file_location("first_light", SCRIPT)
     spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
     monkeypatch.setattr(module, "PROGRAM", ROOT / "tests" / "support" / "planted_items.py")

@@ -7,7 +7,6 @@ from lrkv_jax.lab.report.comparison.contrasts import (
     contrasts,
     correlation,
     mean_and_sd,
-    trend,
 )
 from lrkv_jax.lab.report.comparison.files import (
     archive_runs,

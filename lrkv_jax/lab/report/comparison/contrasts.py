@@ -140,14 +140,6 @@ def against(baseline: Mapping[int, float | None], others: Values) -> dict[str, C
     return {name: one for (name, _), one in found.items()}
 
 
-def trend(values: Mapping[str, Mapping[int, float]], at: Mapping[str, float]) -> Contrast:
-    """The slope of the values over `at`, a number for each variant; seeds are blocks."""
-    rows = [(at[v], s, y) for v, by_seed in values.items() for s, y in by_seed.items()]
-    seeds = sorted({s for _, s, _ in rows})
-    X = np.asarray([[x, *(float(s == seed) for seed in seeds)] for x, s, _ in rows])
-    return _adjusted({"": _estimate(X, [y for *_, y in rows], np.eye(X.shape[1])[0])})[""]
-
-
 def _estimate(X: np.ndarray, values: Sequence[float], c: np.ndarray) -> Contrast:
     """c·β of the least-squares fit X β = y, where the rows of X determine it."""
     y = np.asarray(values, np.float64)

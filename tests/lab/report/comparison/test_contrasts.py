@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lrkv_jax.lab.report.comparison import against, combined, contrasts, correlation, trend
+from lrkv_jax.lab.report.comparison import against, combined, contrasts, correlation
 from lrkv_jax.lab.report.comparison.contrasts import POWER, Contrast, holm, mean_and_sd
 
 
@@ -66,19 +66,6 @@ def test_several_variants_share_one_variance():
     named["a"][0] = None
     assert contrasts(named, pairs)["a", "b"].degrees == 11
     assert contrasts({**named, "e": {9: 1.0}}, [("e", "a")])["e", "a"].difference is None
-
-
-def test_a_trend_is_the_slope_within_seeds():
-    """y = 3 x + its seed's, and noise that the textbook formula of a slope's error knows."""
-    rng, x = np.random.default_rng(2), np.array([1.0, 2.0, 3.0, 4.0])
-    y = 3 * x[:, None] + np.array([0.0, 50.0, -20.0]) + rng.normal(size=(4, 3))
-    one = trend({str(k): dict(enumerate(row)) for k, row in zip(x, y, strict=True)},
-                {str(k): k for k in x})  # fmt: skip
-    centred_x, centred_y = x - x.mean(), y - y.mean(0)
-    slope = (centred_x[:, None] * centred_y).sum() / (3 * (centred_x**2).sum())
-    residual = centred_y - slope * centred_x[:, None]
-    error = ((residual**2).sum() / 8 / (3 * (centred_x**2).sum())) ** 0.5
-    assert (one.difference, one.error, one.degrees) == pytest.approx((slope, error, 8))
 
 
 def test_holm_s_own_example():

@@ -6,6 +6,9 @@ import runpy
 import shutil
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from lrkv_jax.lab.report.comparison.contrasts import against
 from lrkv_jax.lab.report.paper import REPORT_ITEMS
 
@@ -13,6 +16,12 @@ ROOT = Path(__file__).parents[4]
 PAPER = (ROOT / "docs/paper.md").read_text(encoding="utf-8")
 RESULTS = (ROOT / "docs/results.md").read_text(encoding="utf-8")
 KEPT = ROOT / "experiments/results"
+
+
+@pytest.fixture(autouse=True)
+def experiments(monkeypatch):
+    """The scripts import one another as they do where they are run."""
+    monkeypatch.syspath_prepend(ROOT / "experiments")
 
 
 def test_the_guide_to_the_paper_names_tests_and_every_table_and_figure():
@@ -55,6 +64,20 @@ def test_the_family_s_pages_are_what_the_archive_and_the_benchmark_give(tmp_path
         assert (docs / page).read_text() == (ROOT / "docs" / page).read_text()
     for path in (ROOT / "experiments/results/family").glob("*.json"):
         assert (results / "family" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_trend_is_the_slope_within_seeds():
+    """y = 3 x + its seed's, and noise that the textbook formula of a slope's error knows."""
+    trend = runpy.run_path(str(ROOT / "experiments/family_pages.py"))["trend"]
+    rng, x = np.random.default_rng(2), np.array([1.0, 2.0, 3.0, 4.0])
+    y = 3 * x[:, None] + np.array([0.0, 50.0, -20.0]) + rng.normal(size=(4, 3))
+    one = trend({str(k): dict(enumerate(row)) for k, row in zip(x, y, strict=True)},
+                {str(k): k for k in x})  # fmt: skip
+    centred_x, centred_y = x - x.mean(), y - y.mean(0)
+    slope = (centred_x[:, None] * centred_y).sum() / (3 * (centred_x**2).sum())
+    residual = centred_y - slope * centred_x[:, None]
+    error = ((residual**2).sum() / 8 / (3 * (centred_x**2).sum())) ** 0.5
+    assert (one.difference, one.error, one.degrees) == pytest.approx((slope, error, 8))
 
 
 def test_the_page_on_converting_is_what_its_runs_gave_and_they_are_those_of_its_command(tmp_path):
