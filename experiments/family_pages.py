@@ -21,10 +21,11 @@ import numpy as np
 from blocks import replace_between
 
 from lrkv_jax.config import AttentionConfig, ModelConfig, load_config
+from lrkv_jax.distributed.hardware import HARDWARE
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import architectures, convert, export
 from lrkv_jax.kernels.flash import cudnn
-from lrkv_jax.lab.bench.report import read_decode
+from lrkv_jax.lab.bench.decode import OURS
 from lrkv_jax.lab.report.comparison import read_runs
 from lrkv_jax.lab.report.comparison.contrasts import (
     Contrast,
@@ -34,16 +35,45 @@ from lrkv_jax.lab.report.comparison.contrasts import (
     mean_and_sd,
 )
 from lrkv_jax.lab.report.paper import REPORT_ITEMS
-from lrkv_jax.lab.report.paper.family import _bytes_on_shard
+from lrkv_jax.lab.report.paper.family import TEXTS, bits, families
+from lrkv_jax.lab.report.renderers import write_table
+from lrkv_jax.lab.report.tables import Column, Table, TableRow
 from lrkv_jax.lab.report.tabulated import tabulated
+from lrkv_jax.models.accounting.counts import (
+    cache_allocated_bytes_per_token,
+    executed_flops_per_token,
+)
+from lrkv_jax.models.accounting.serving import attention_flops
 from lrkv_jax.models.attention import abstract_layer
 
 HERE = Path(__file__).parent
-# Each page's blocks, by the file that `lrkv report` writes.
+# Each page's blocks of `write`'s tables.
 BLOCKS = {
     "results.md": ("family", "family_contrasts"),
     "choosing.md": ("choosing",),
 }
+SCALE, DEVICE = "128m_family", HARDWARE["h200"]
+SHARDS = (1, 2, 6)  # devices that divide the heads: each has its heads', and what all heads share
+COSTS = [
+    Column("variant"),
+    *(Column(f"{n} device{'s' * (n > 1)}", digits=2, group="cache on each of") for n in SHARDS),
+    Column("FLOPs", digits=2, group="training"),
+    Column("2,048 × 1", digits=2, group="decode, measured"),
+    Column("8,192 × 4", digits=2, group="decode, measured"),
+    Column(DEVICE.name, digits=2, group="decode, bound"),
+    Column("FLOPs/byte", digits=0, group="decode"),
+    Column("held-out text", "bits/byte", group="difference to MHA"),
+    Column("second text", "bits/byte", group="difference to MHA"),
+]
+COSTS_NOTE = (
+    "Losses: differences to MHA's bits per byte with 95 % intervals, from one model of all "
+    "variants and seeds of the runs. Costs: the variants of the same names in "
+    f"configs/{SCALE}.yaml, as multiples of MHA's. Cache: bytes on each device, bfloat16, as "
+    "allocated. Training: FLOPs of a token as they are executed. Decode: attention of one layer "
+    f"over the fastest MHA of the same benchmark, cached tokens × sequences. {DEVICE.name}: not "
+    "measured but a bound, the longer of reading the cache and multiplying at the datasheet's "
+    "rates. FLOPs/byte: of each cached byte."
+)
 # First less second, and what a difference would say.
 CONTROLS = {
     ("mha_wide", "mha"): "wider logits alone",
@@ -71,12 +101,15 @@ SUPPORTED = {
 def write(docs: Path, results: Path) -> None:
     """Write both pages' blocks, and the files beside them."""
     runs = read_runs([results / "family" / "runs.jsonl"])
-    bench = read_decode(results / "decode_cpu-family.json")
+    (tuned,) = families(runs)
+    variants = {one.runs[0].variant: one for one in tuned.variants.values()}
+    bench = json.loads((results / "decode_cpu-family.json").read_text())
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder)
         for item in REPORT_ITEMS:
-            if item.name in ("learning_rates", "family", "choosing"):
-                item.write(item.made(runs, [bench]), made)
+            if item.name in ("learning_rates", "family"):
+                item.write(item.made(runs), made)
+        write_table(_choosing(variants, bench["rows"]), made, "choosing")
         for page, names in BLOCKS.items():
             for name in names:
                 _, _, table = (made / f"{name}.md").read_text().partition("\n")  # but its heading
@@ -88,6 +121,60 @@ def write(docs: Path, results: Path) -> None:
     replace_between(docs / "results.md", "controls", _controls([*runs, *controlled]))
     ranks = json.loads((results / "nano" / "table08_rank_ablation.json").read_text())
     replace_between(docs / "results.md", "ranks", _ranks(ranks))
+
+
+def _choosing(variants, bench) -> Table:
+    """What each variant gains in loss, over what its namesake in `SCALE` costs."""
+    scale, losses, rows = load_config(SCALE), [], []
+    names = [name for name in scale.variants if name in variants]
+    for text in TEXTS:
+        values = {name: bits(variants[name], text) for name in names}
+        losses.append(against(values.pop("mha"), values))
+    mha = _costs(scale.variant("mha"))
+    for name in names:
+        config = scale.variant(name)
+        costs = [own / of_mha for own, of_mha in zip(_costs(config), mha, strict=True)]
+        flops = attention_flops(config.model).per_cached_token
+        rows.append(TableRow.of(
+            name, *costs[:-1], _time(bench, name, 2048, 1), _time(bench, name, 8192, 4), costs[-1],
+            flops / cache_allocated_bytes_per_token(config.model),
+            *(one[name].with_interval(4) if name in one else "" for one in losses),
+        ))  # fmt: skip
+    return Table("Which variant to choose", COSTS, rows, [COSTS_NOTE])
+
+
+def _costs(config) -> list[float]:
+    """Cache bytes of a token on each of `SHARDS` devices, FLOPs of a trained token, and the least
+    seconds for a cached token of one decoding step's attention on `DEVICE`."""
+    model, context = config.model, config.train.seq_len
+    moved = cache_allocated_bytes_per_token(model) / DEVICE.memory_bandwidth
+    return [
+        *(_bytes_on_shard(model, n) for n in SHARDS),
+        executed_flops_per_token(model, context, config.train.global_batch_size * context),
+        max(moved, attention_flops(model).per_cached_token / DEVICE.bf16_flops),
+    ]
+
+
+def _bytes_on_shard(model, shards: int) -> int:
+    """Bytes that a token leaves on each of `shards` devices between which heads are split.
+
+    Groups (`kv_heads`) that `shards` does not divide stay whole: a shard reads those of its heads.
+    """
+    entry, heads = model.attention, model.heads // shards
+    if groups := getattr(entry, "kv_heads", None):
+        most = min(heads, groups // shards if groups % shards == 0 else groups)
+        here = next(g for g in range(most, 0, -1) if heads % g == 0)
+        entry = entry.model_copy(update={"kv_heads": here})
+    shard = model.model_copy(update={"heads": heads, "attention": entry})
+    return cache_allocated_bytes_per_token(shard)
+
+
+def _time(bench, variant: str, length: int, batch: int) -> float:
+    """The time of our fastest decoding over MHA's."""
+    wanted = variant, length, batch
+    rows = [row for row in bench if (row["variant"], row["length"], row["batch"]) == wanted]
+    times = [row["time_over_mha"] for row in rows if row["implementation"] in OURS]
+    return min(filter(None, times))  # None: it did not run
 
 
 def _support() -> str:

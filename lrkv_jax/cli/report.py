@@ -39,12 +39,6 @@ def report(
         ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the files and the page")] = Path("out"),
-    bench: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="JSON of lrkv bench decode, for choosing; may be repeated."
-        ),
-    ] = None,
 ) -> None:
     """Write a page that compares runs and shows each one.
 
@@ -53,7 +47,6 @@ def report(
     Figures of heads need lrkv analyze RUN first.
     """
     with working("reading the runs"):
-        from lrkv_jax.lab.bench.report import read_decode
         from lrkv_jax.lab.report.comparison import read_sound_runs
         from lrkv_jax.lab.report.page import write_page
         from lrkv_jax.lab.report.paper import REPORT_ITEMS
@@ -61,7 +54,6 @@ def report(
         from lrkv_jax.lab.report.tables import Table
 
         items = _chosen(REPORT_ITEMS, only) if paper or only is not None else []
-        benches = [read_decode(path) for path in bench or []]
         records, broken = read_sound_runs(runs or ([] if items else ["runs"]))
     if broken and not records:
         folder, reason = next(iter(broken.items()))
@@ -70,9 +62,7 @@ def report(
         start_alone("report")
     path = out / "report.html"
     with working("tables and figures") as progress:
-        sections = write_page(
-            path, records, items, broken=broken, benches=benches, progress=progress
-        )
+        sections = write_page(path, records, items, broken=broken, progress=progress)
     shown = {"runs"} if only is None else {item.name for item in items}
     parts = [part for section in sections if section.name in shown for part in section.parts]
     if only is not None and not parts:

@@ -151,19 +151,6 @@ class AttentionConfig(Frozen):
         """A warning that a run prints once, at its start, of settings that may not be meant."""
         return ""
 
-    def on_shard(self, model: ModelShape, tensor: int) -> Self:
-        """The variant of one tensor shard by itself, a model of H / `tensor` heads.
-
-        Groups (`kv_heads`) that `tensor` does not divide stay whole: a shard reads those of its
-        heads.
-        """
-        groups, heads = getattr(self, "kv_heads", None), model.heads // tensor
-        if groups is None:
-            return self
-        most = min(heads, groups // tensor if groups % tensor == 0 else groups)
-        here = next(g for g in range(most, 0, -1) if heads % g == 0)
-        return self.model_copy(update={"kv_heads": here})
-
     def query_width(self, model: ModelShape) -> int:
         """Width of one head's projected query."""
         return model.head_width

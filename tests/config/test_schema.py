@@ -155,10 +155,3 @@ MLA_9 = MLA(kv_lora_rank=9, rope="full", kv_heads=3, latent_norm=False)
 )
 def test_an_entry_says_its_size_label_and_mode(entry, size, label, mode):
     assert (entry.size, entry.label, entry.mode) == (size, label, mode)
-
-
-def test_a_tensor_shard_reads_the_groups_of_its_own_heads():
-    for kv_heads, heads, tensor, here in ((4, 8, 2, 2), (2, 8, 4, 2), (3, 6, 2, 3)):
-        model = ModelConfig(**{**SHAPE, "heads": heads}, attention=GQA(kv_heads=kv_heads))
-        assert model.attention.on_shard(model, tensor) == GQA(kv_heads=here)
-        assert LRKV(rank=2).on_shard(model, tensor) == LRKV(rank=2)

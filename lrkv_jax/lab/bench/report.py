@@ -187,16 +187,3 @@ def save(report: dict[str, Any], folder: str | Path) -> Path:
     path = Path(folder) / f"{report['benchmark']}_{report['backend']}.json"
     files.write(path, json.dumps(as_json(report), indent=1) + "\n")
     return path
-
-
-def read_decode(path: Path) -> dict[str, Any]:
-    """The report that `lrkv bench decode --out` wrote; raises `LrkvError` for any other file."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if found["benchmark"] == "decode":
-            return found
-    except OSError as error:
-        raise LrkvError(f"{path}: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError):
-        pass
-    raise LrkvError(f"{path} is not a decode benchmark: use a JSON of lrkv bench decode")

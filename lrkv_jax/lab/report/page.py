@@ -14,7 +14,6 @@ from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -59,7 +58,6 @@ def write_page(
     items: Sequence[ReportItem] = (),
     *,
     broken: Mapping[Path, str] = MappingProxyType({}),
-    benches: Sequence[dict[str, Any]] = (),
     progress: Callable[[str, float, int], None] = lambda name, done, total: None,
 ) -> list[Section]:
     """Write a page of runs, and next to it the files of the `items` that have something to show.
@@ -86,7 +84,7 @@ def write_page(
             sections.append(Section(f"run-{done}", heading, run_parts(run), "Runs"))
     for done, item in enumerate(items, len(runs)):
         progress("report", done, total)
-        if made := item.made(runs, benches):
+        if made := item.made(runs):
             item.write(made, path.parent)
             sections.append(Section(item.name, f"{item.paper}: {item.title}", made, item.group))
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ def test_the_command_leaves_consistent_rows_of_which_none_is_missing(capsys, mon
            "--out", str(tmp_path / "new"))  # fmt: skip
     code, out, _ = lrkv(capsys, monkeypatch, "bench", "decode", *how)
     assert code == 0
-    swept = report.read_decode(tmp_path / "new" / "decode_cpu.json")
+    swept = json.loads((tmp_path / "new/decode_cpu.json").read_text())
     assert json.loads(out) == swept
     speeds = swept["copy_bytes_per_second"]
     copy = speeds["median"]

@@ -17,7 +17,7 @@ from lrkv_jax.lab.report.renderers import write_table
 from lrkv_jax.lab.report.tables import Table
 
 Made = Table | Picture
-Reads = Literal["configurations", "runs", "analyses", "runs and benches"]
+Reads = Literal["configurations", "runs", "analyses"]
 GROUPS = ("Tables", "Figures", "Beside the paper's tables and figures")
 _REGISTRY: dict[str, "ReportItem"] = {}
 
@@ -27,8 +27,8 @@ class ReportItem:
     """A table or figure of the paper, or an additional one.
 
     `name` is that of its files; `paper` is its number there, as in "Figure 2". `make` turns
-    what it `reads` into tables and pictures, or none: runs, analyzed runs, or runs and reports of
-    decode benchmarks. One that reads configurations alone is given the runs too.
+    what it `reads` into tables and pictures, or none: runs or analyzed runs. One that reads
+    configurations alone is given the runs too.
     """
 
     name: str
@@ -37,11 +37,10 @@ class ReportItem:
     reads: Reads
     make: Callable[..., Made | Iterable[Made]]
 
-    def made(self, runs: Sequence[Any], benches: Sequence[dict[str, Any]] = ()) -> list[Made]:
-        """The item's tables and pictures of these runs and benchmarks."""
+    def made(self, runs: Sequence[Any]) -> list[Made]:
+        """The item's tables and pictures of these runs."""
         with style():
-            more = [benches] if self.reads == "runs and benches" else []
-            result = self.make(runs, *more)
+            result = self.make(runs)
             return [result] if isinstance(result, Table | Picture) else list(result)
 
     def write(self, made: Sequence[Made], out: Path) -> None:

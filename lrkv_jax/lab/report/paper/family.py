@@ -1,4 +1,4 @@
-"""Additions to the paper: variants by learning rate, by contrast, and by what they cost.
+"""Additions to the paper: variants by learning rate, and by contrast.
 
 At one learning rate for all, a variant may gain from it. A variant's rate is that of the lowest
 mean loss over the seeds that all its rates have run. For every variant, it is chosen by some of the
@@ -9,15 +9,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from lrkv_jax.config import ModelConfig
-from lrkv_jax.distributed.hardware import HARDWARE
-from lrkv_jax.lab.bench.decode import OURS
 from lrkv_jax.lab.report.comparison import (
     Contrast,
     RunRecord,
-    against,
     combined,
     contrasts,
     mean_and_sd,
@@ -26,14 +21,8 @@ from lrkv_jax.lab.report.comparison import (
 from lrkv_jax.lab.report.comparison.contrasts import Values
 from lrkv_jax.lab.report.comparison.runs import alike
 from lrkv_jax.lab.report.paper import report_item
-from lrkv_jax.lab.report.paper_values import shipped
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
-from lrkv_jax.models.accounting.counts import (
-    cache_allocated_bytes_per_token,
-    cache_fraction,
-    executed_flops_per_token,
-)
-from lrkv_jax.models.accounting.serving import attention_flops
+from lrkv_jax.models.accounting.counts import cache_fraction
 
 RATES_NOTE = (
     "Bits per byte on the whole held-out split at the end of training, mean ± standard deviation "
@@ -296,98 +285,3 @@ def bits(variant: TunedVariant, text: str) -> dict[int, float | None]:
         for seed, run in variant.runs.items()
         if text in (run.evaluation or {})
     }
-
-
-SCALE = "128m_family"
-DEVICE = HARDWARE["h200"]
-SHARDS = (1, 2, 6)  # devices that divide the heads: each has its heads', and what all heads share
-COST_NOTE = (
-    "Losses: differences to MHA's bits per byte with 95 % intervals, from one model of all "
-    "variants and seeds of the runs. Costs: the variants of the same names in "
-    f"configs/{SCALE}.yaml, as multiples of MHA's. Cache: bytes on each device, bfloat16, as "
-    "allocated. Training: FLOPs of a token as they are executed. Decode: attention of one layer "
-    f"over the fastest MHA of the same benchmark, cached tokens × sequences. {DEVICE.name}: not "
-    "measured but a bound, the longer of reading the cache and multiplying at the datasheet's "
-    "rates. FLOPs/byte: of each cached byte."
-)
-
-
-@report_item("Beside the paper", "Which variant to choose", reads="runs and benches")
-def choosing(runs, benches):
-    """What each variant gains in loss, over what its namesake in `SCALE` costs."""
-    made = []
-    for number, family in enumerate(families(runs)):
-        names = [name for name in shipped(SCALE).variants if family.named(name)]
-        if "mha" in names and len(names) > 1:
-            made.append(_cost_table(family, names, benches, str(number or "")))
-    return made
-
-
-def _cost_table(
-    family: TunedFamily, names: Sequence[str], benches: Sequence[dict[str, Any]], number: str
-) -> Table:
-    times = _times(benches)
-    shapes = sorted({shape for _, shape in times})
-    shapes = [shapes[0], shapes[-1]] if len(shapes) > 1 else shapes
-    columns = [
-        Column("variant"),
-        *(Column(f"{n} device{'s' * (n > 1)}", digits=2, group="cache on each of") for n in SHARDS),
-        Column("FLOPs", digits=2, group="training"),
-        *(
-            Column(f"{length:,} × {batch}", digits=2, group="decode, measured")
-            for batch, length in shapes
-        ),
-        Column(f"{DEVICE.name}", digits=2, group="decode, bound"),
-        Column("FLOPs/byte", digits=0, group="decode"),
-        Column("held-out text", "bits/byte", group="difference to MHA"),
-        Column("second text", "bits/byte", group="difference to MHA"),
-    ]
-    found = [_differences(family, names, text) for text in TEXTS]
-    mha = _costs("mha")
-    rows = []
-    for name in names:
-        costs = [own / of_mha for own, of_mha in zip(_costs(name), mha, strict=True)]
-        model = shipped(SCALE).variant(name).model
-        intensity = attention_flops(model).per_cached_token / cache_allocated_bytes_per_token(model)
-        measured = [times.get((name, shape)) for shape in shapes]
-        losses = [one[name].with_interval(4) if name in one else "" for one in found]
-        rows.append(TableRow.of(name, *costs[:-1], *measured, costs[-1], intensity, *losses))
-    return Table("Which variant to choose", columns, rows, [COST_NOTE], name=number)
-
-
-def _costs(name: str) -> list[float]:
-    """Cache bytes of a token on each of `SHARDS` devices, FLOPs of a trained token, and the least
-    seconds for a cached token of one decoding step's attention on `DEVICE`."""
-    config = shipped(SCALE).variant(name)
-    model, context = config.model, config.train.seq_len
-    moved = cache_allocated_bytes_per_token(model) / DEVICE.memory_bandwidth
-    return [
-        *(_bytes_on_shard(model, n) for n in SHARDS),
-        executed_flops_per_token(model, context, config.train.global_batch_size * context),
-        max(moved, attention_flops(model).per_cached_token / DEVICE.bf16_flops),
-    ]
-
-
-def _bytes_on_shard(model: ModelConfig, shards: int) -> int:
-    """Bytes that a token leaves on each of `shards` devices between which heads are split."""
-    entry = model.attention.on_shard(model, shards)
-    heads = model.heads // shards
-    shard = model.model_copy(update={"heads": heads, "attention": entry})
-    return cache_allocated_bytes_per_token(shard)
-
-
-def _times(benches: Sequence[dict[str, Any]]) -> dict[tuple[str, tuple[int, int]], float]:
-    """{(variant, (batch, cached tokens)): our fastest time over MHA's}, as `SCALE` has it."""
-    found: dict[tuple[str, tuple[int, int]], float] = {}
-    for row in (row for bench in benches for row in bench["rows"]):
-        # Where MHA was not timed, as with --variants, there is nothing to be over.
-        if row["scale"] == SCALE and row["implementation"] in OURS and row["time_over_mha"]:
-            key = row["variant"], (row["batch"], row["length"])
-            found[key] = min(row["time_over_mha"], found.get(key, float("inf")))
-    return found
-
-
-def _differences(family: TunedFamily, names: Sequence[str], text: str) -> dict[str, Contrast]:
-    """Each variant's difference to MHA on a text, by its name in both configurations."""
-    values = {name: bits(family.named(name), text) for name in names}
-    return against(values.pop("mha"), values)

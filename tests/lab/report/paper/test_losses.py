@@ -161,22 +161,3 @@ def test_contrasts_say_which_seeds_and_runs_are_older_than_what_they_test():
     assert difference == pytest.approx((0.06 - 0.12 - 0.03) / 3, abs=1e-3)
     assert "2 of 17 runs began before" in found.notes[1]
     assert found.notes[2] == "Rates were chosen by the seeds 0, 1."
-
-
-def test_a_choice_shows_what_a_variant_gains_over_what_it_costs(rated):
-    row = {"scale": "128m_family", "status": "measured",
-           "batch": 4, "length": 2048}  # fmt: skip
-    times = [("lrkv_latent", "xla", 0.7), ("lrkv_latent", "mosaic", 0.5), ("mha", "xla", 1.0),
-             ("mha", "jax", 0.9), ("lrkv_full", "xla", 9.0)]  # fmt: skip
-    keys = "variant", "implementation", "time_over_mha"
-    rows = [row | dict(zip(keys, one, strict=True)) for one in times]
-    elsewhere = rows[0] | {"scale": "2.5b", "time_over_mha": 0.1}
-    alone = rows[0] | {"time_over_mha": None}
-    (table,) = report_item("choosing").made(rated, [{"rows": [*rows, elsewhere, alone]}])
-    mha, latent = ([cell.value for cell in row.cells] for row in table.rows)
-    # 6 heads of 128, R = 32: (2 K + H (2 R + 2 bytes' worth of a float32 norm)) / (2 H K) on a
-    # device; of six devices each has all of what is shared, and one head of six.
-    shares = [(256 + (6 // n) * 66) / ((6 // n) * 256) for n in (1, 2, 6)]
-    assert latent[1:4] == pytest.approx(shares) and mha[1:4] == [1, 1, 1]
-    assert latent[5] == 0.5 and latent[6] == pytest.approx(shares[0])  # bytes, not products
-    assert latent[8].startswith("-0.0200 (") and latent[9].startswith("-0.0400 (")

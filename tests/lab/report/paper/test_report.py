@@ -97,13 +97,10 @@ def test_a_page_of_runs_compares_them_and_needs_no_other_file(sweep, tmp_path):
 
 
 def test_lrkv_report_refuses_in_one_line():
-    serve = str(ROOT / "experiments/results/serve_cpu.json")
     for option, value, message in (
         ("--only", "fig99", "--only fig99: no table or figure begins so"),
         ("--only", ",", "--only: name a table or figure"),
         ("--only", "weighted", "these analyses have nothing to show there"),
-        ("--bench", "absent.json", "absent.json: No such file"),
-        ("--bench", serve, "is not a decode benchmark"),
     ):
         result = CliRunner().invoke(app, ["report", option, value])
         assert isinstance(result.exception, LrkvError) and message in str(result.exception)
