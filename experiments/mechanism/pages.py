@@ -57,8 +57,8 @@ MEANING = {
 }
 # The figure's variants: names there, and how those look that the package's styles do not have.
 SHOWN = {
-    "shared": ("MHA per head, with a shared path", VariantStyle("#56B4E9", "-", "o", "")),
-    "both": ("LRKV of rank K", VariantStyle("#E69F00", "-", "s", "")),
+    "shared": ("MHA per head, with a shared path", VariantStyle("#56B4E9", "-", "o")),
+    "both": ("LRKV of rank K", VariantStyle("#E69F00", "-", "s")),
     "lrkv_full": ("LRKV of rank K / 4", variant_style("lrkv", "full")),
     "lrkv_latent": ("LRKV of rank K / 4, latents rotated", variant_style("lrkv", "latent")),
     "lrkv_none": ("LRKV of rank K / 4, nothing rotated", variant_style("lrkv", "none")),

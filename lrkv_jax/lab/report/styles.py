@@ -7,7 +7,7 @@ distinguish; line style and marker carry the same in grayscale.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lrkv_jax.config.attention import AttentionConfig, variants
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class VariantStyle:
-    """A variant's color, line style and marker, and what a legend calls it."""
+    """A variant's color, line style and marker."""
 
     color: str
     line: str | tuple
     marker: str
-    name: str
 
     @property
     def plot(self) -> dict[str, Any]:
@@ -33,10 +32,10 @@ class VariantStyle:
 
 # Styles for variants without one, in this order.
 SPARES = (
-    VariantStyle("#F0E442", (0, (5, 1)), "h", ""),
-    VariantStyle("#999933", (0, (3, 1, 1, 1)), "p", ""),
-    VariantStyle("#44AA99", (0, (1, 1)), "*", ""),
-    VariantStyle("#332288", (0, (5, 1, 1, 1)), "<", ""),
+    VariantStyle("#F0E442", (0, (5, 1)), "h"),
+    VariantStyle("#999933", (0, (3, 1, 1, 1)), "p"),
+    VariantStyle("#44AA99", (0, (1, 1)), "*"),
+    VariantStyle("#332288", (0, (5, 1, 1, 1)), "<"),
 )
 _SPARE_OF: dict[str, VariantStyle] = {}
 GRAY = "#777777"  # for what is not a variant: a bound, a null, a rule
@@ -56,14 +55,10 @@ def run_style(run: RunRecord) -> VariantStyle:
 
 def _style(variant: type[AttentionConfig] | None, kind: str, mode: str | None) -> VariantStyle:
     """The settings class's style (`AttentionConfig.styles`), or a spare one, always the same."""
-    published = variant.published_mode() if variant else None
-    mode = mode or published
-    name = kind.upper() if mode == published else f"{kind.upper()}, rope {mode}"
+    mode = mode or (variant.published_mode() if variant else None)
     if variant and mode in variant.styles:
-        color, line, marker = variant.styles[mode]
-        return VariantStyle(color, line, marker, name)
-    spare = _SPARE_OF.setdefault(kind, SPARES[len(_SPARE_OF) % len(SPARES)])
-    return replace(spare, name=name)
+        return VariantStyle(*variant.styles[mode])
+    return _SPARE_OF.setdefault(kind, SPARES[len(_SPARE_OF) % len(SPARES)])
 
 
 def distinct(styles: Sequence[VariantStyle]) -> list[VariantStyle]:
@@ -76,7 +71,7 @@ def distinct(styles: Sequence[VariantStyle]) -> list[VariantStyle]:
             continue
         color = _lighter(style.color, 0.4 + 0.6 * step / (count - 1))
         line, marker = _LINES[(count - 1 - step) % len(_LINES)], _MARKERS[step % len(_MARKERS)]
-        made.append(VariantStyle(color, line, marker, style.name))
+        made.append(VariantStyle(color, line, marker))
     return made
 
 

@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from lrkv_jax.lab.report.comparison.contrasts import mean_and_sd
 from lrkv_jax.lab.report.paper_values import SCALES, PaperValue, paper_table, paper_value
-from lrkv_jax.lab.report.styles import variant_style
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def table_of_paper(name: str, columns: Mapping[str, Column]) -> Table:
             cells = [Cell(one.text, note=one.verdict) if one else Cell("") for one in values]
             block = f"{SCALES[scale]}: paper, printed"
             kind, _, size = variant.partition("_")  # mha, or lrkv_64 of an ablation
-            label = variant_style(kind).name + (f"-{size}" if size else "")
+            label = kind.upper() + (f"-{size}" if size else "")
             rows.append(TableRow.of(label, *cells, block=block))
     return Table(
         "The paper's values, printed",

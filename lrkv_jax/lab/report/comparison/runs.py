@@ -95,9 +95,9 @@ class RunRecord:
         return self.config.model.attention.label
 
     @property
-    def form(self) -> tuple[str, str]:
-        """The form that runs share when they differ in size alone."""
-        return self.kind, self.config.model.attention.form
+    def form(self) -> str:
+        """The label without the size, as in LRKV rope latent."""
+        return f"{self.kind.upper()} {self.config.model.attention.form}".strip()
 
     @property
     def seed(self) -> int:
@@ -231,7 +231,7 @@ class Setting:
         They are one size of each form of a kind: the only one, or that of the variant named as the
         kind, or else by its mode (`lrkv_latent`). Other sizes are an ablation's.
         """
-        found: dict[tuple[str, str], RunRecord] = {}
+        found: dict[str, RunRecord] = {}
         sizes = Counter(form for form, _ in {(run.form, run.label) for run in self.runs})
         for run in self.runs:
             if sizes[run.form] == 1 or _standing(run):

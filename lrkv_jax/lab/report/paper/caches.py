@@ -16,7 +16,6 @@ from lrkv_jax.lab.report.paper_values import (
     paper_value,
     verdict,
 )
-from lrkv_jax.lab.report.styles import variant_style
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, cache_bytes_per_token
 from lrkv_jax.models.accounting.serving import attention_flops
@@ -212,7 +211,7 @@ def table11_cache_shapes(runs):
             model = of_paper(scale, variant).model
             rows.append(
                 TableRow.of(
-                    variant_style(variant).name,
+                    variant.upper(),
                     paper, 2 * model.attention.cache_values_published(model),
                     ours, cache_allocated_bytes_per_token(model) // model.layers, block=scale,
                 )

@@ -2,7 +2,6 @@
 
 from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import KINDS, SCALES, of_paper, paper_value
-from lrkv_jax.lab.report.styles import variant_style
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.models.accounting.counts import (
     cache_bytes_fraction,
@@ -35,7 +34,7 @@ def table04_mechanisms(runs):
     ranks = [Column(f"rank of {name}") for name in names]
     rows = [
         TableRow.of(
-            variant_style(kind).name,
+            kind.upper(),
             form,
             Cell(axis, note=MLA_NOTE if kind == "mla" else ""),
             *stated,

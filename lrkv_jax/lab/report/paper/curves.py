@@ -1,8 +1,9 @@
 """Held-out loss over training, over the cache and by rank: Figures 2 to 5."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -49,6 +50,7 @@ CACHE_NOTE = (
 class VariantRuns:
     """A variant's runs by seed, and how they are drawn."""
 
+    label: str
     style: VariantStyle
     runs: Mapping[int, RunRecord]
 
@@ -63,13 +65,13 @@ class VariantRuns:
 
 
 def _variants(setting: Setting) -> list[VariantRuns]:
-    """The variants that are compared, under their labels where two share a name."""
-    beside = setting.beside
-    styles = distinct([run_style(next(iter(runs.values()))) for runs in beside.values()])
-    names = [style.name for style in styles]
+    """The variants that are compared, named without their sizes, as scales share a legend."""
+    beside = list(setting.beside.values())
+    first = [next(iter(runs.values())) for runs in beside]
+    styles = distinct(list(map(run_style, first)))
     return [
-        VariantRuns(replace(style, name=label) if names.count(style.name) > 1 else style, runs)
-        for (label, runs), style in zip(beside.items(), styles, strict=True)
+        VariantRuns(run.form, style, runs)
+        for run, style, runs in zip(first, styles, beside, strict=True)
     ]
 
 
@@ -106,12 +108,11 @@ def _draw_curves(
         below.set_ylabel("difference to MHA,\nnats/token")
         below.set_xlabel("training tokens")
         below.xaxis.set_major_formatter(EngFormatter())
-        mha = variant_style("mha")
-        reference: dict[int, Curve] = next((v.curves for v in variants if v.style == mha), {})
+        reference: dict[int, Curve] = next((v.curves for v in variants if v.label == "MHA"), {})
         for variant in variants:
             losses = [(one.tokens, one.cross_entropy) for one in variant.curves.values()]
-            _draw_line(above, variant.style, losses)
-            _draw_line(below, variant.style, _differences(variant.curves, reference))
+            _draw_line(above, variant, losses)
+            _draw_line(below, variant, _differences(variant.curves, reference))
         if reference:
             _flops_axis(above, next(iter(reference.values())))
         else:
@@ -134,14 +135,15 @@ def _differences(
 
 
 def _draw_line(
-    axis: Axes, style: VariantStyle, seeds: Sequence[tuple[np.ndarray, np.ndarray]]
+    axis: Axes, variant: VariantRuns, seeds: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> None:
     """Draw the mean over seeds, and its band, at the tokens where all seeds have a value."""
     if seeds:
         tokens = reduce(np.intersect1d, [at for at, _ in seeds])
         every = None if len(tokens) <= 12 else 0.15  # few points are marked each
         shared = [values[np.isin(at, tokens)] for at, values in seeds]
-        draw_mean(axis, tokens, shared, label=style.name, markevery=every, **style.plot)
+        look = variant.style.plot
+        draw_mean(axis, tokens, shared, label=variant.label, markevery=every, **look)
 
 
 def _flops_axis(axis: Axes, curve: Curve) -> None:
@@ -168,7 +170,8 @@ def _trade_off(shown: Sequence[Setting]) -> list[Picture]:
         axis.set_xlabel(CACHE_LABEL)
         axis.set_ylabel("held-out bits/byte")
         for variant in _variants(setting):
-            _draw_over_cache(axis, variant.style, [finished(variant.runs)], "bits_per_byte")
+            look = variant.style.plot | {"label": variant.label}
+            _draw_over_cache(axis, look, [finished(variant.runs)], "bits_per_byte")
         axis.set_xlim(left=0)
     legend_below(figure)
     return [Picture("Bits per byte against cache", figure, CACHE_NOTE)]
@@ -215,7 +218,7 @@ def _saving_bars(axis: Axes, setting: Setting) -> None:
     axis.axvline(0, color="black", lw=0.8)
     axis.set_title(f"{setting.name}\n{next(iter(done['lrkv'].values())).label}")
     axis.set_xlabel("sooner by, % of the baseline's steps")
-    axis.set_yticks(range(len(baselines)), [variant_style(kind).name for kind in baselines])
+    axis.set_yticks(range(len(baselines)), [kind.upper() for kind in baselines])
     axis.set_ylim(len(baselines) - 0.5, -0.5)
     axis.grid(axis="y", visible=False)
 
@@ -256,7 +259,7 @@ def _sizes(setting: Setting, kind: str) -> dict[int | None, dict[int, RunRecord]
     """A kind's runs in its published mode, by size and then seed."""
     found: dict[int | None, dict[int, RunRecord]] = {}
     for run in sorted(setting.runs, key=lambda run: run.size or 0):
-        if run_style(run) == variant_style(kind):
+        if run.form == kind.upper():
             found.setdefault(run.size, {})[run.seed] = run
     return found
 
@@ -273,7 +276,8 @@ def _losses(shown: Sequence[Setting]) -> list[Picture]:
             sizes = _sizes(setting, kind)
             marks = [str(size) for size in sizes] if kind in ABLATED else []
             points = list(map(finished, sizes.values()))
-            _draw_over_cache(axis, variant_style(kind), points, "cross_entropy", marks)
+            look = variant_style(kind).plot | {"label": kind.upper()}
+            _draw_over_cache(axis, look, points, "cross_entropy", marks)
         axis.set_xlim(0, 1.05 * axis.get_xlim()[1])
     legend_below(figure)
     return [Picture("Loss against cache, by rank and latent", figure, CACHE_NOTE)]
@@ -286,9 +290,9 @@ def _by_rank(shown: Sequence[Setting]) -> list[Picture]:
         if len(ranks) > 1:
             styles = distinct([variant_style("lrkv")] * len(ranks))
             columns[setting.name] = [
-                VariantRuns(variant_style("mha"), setting.main("mha")),
+                VariantRuns("MHA", variant_style("mha"), setting.main("mha")),
                 *(
-                    VariantRuns(replace(style, name=f"LRKV-{rank}"), ranks[rank])
+                    VariantRuns(f"LRKV-{rank}", style, ranks[rank])
                     for rank, style in zip(ranks, styles, strict=True)
                 ),
             ]
@@ -297,7 +301,7 @@ def _by_rank(shown: Sequence[Setting]) -> list[Picture]:
 
 def _draw_over_cache(
     axis: Axes,
-    style: VariantStyle,
+    look: dict[str, Any],
     points: Sequence[Mapping[int, RunRecord]],
     loss: str,
     marks: Sequence[str] = (),
@@ -319,7 +323,7 @@ def _draw_over_cache(
     shares, means, sds, _ = zip(*found, strict=True)
     bars = None if set(sds) == {None} else [sd or 0.0 for sd in sds]
     line = {} if len(found) > 1 else {"linestyle": "none"}
-    axis.errorbar(shares, means, yerr=bars, capsize=3, label=style.name, **style.plot | line)
+    axis.errorbar(shares, means, yerr=bars, capsize=3, **look | line)
     axis.margins(y=0.15)  # room for the marks
     for share, mean, _, mark in found:
         axis.annotate(
