@@ -4,7 +4,7 @@ Everything is read from `analysis.json` (`lrkv_jax.lab.analysis.analyze`).
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from lrkv_jax.lab.report.comparison import RunRecord, Setting, every_setting, mean_and_sd
 from lrkv_jax.lab.report.figures import Picture, draw_mean
-from lrkv_jax.lab.report.styles import VariantStyle, distinct, run_style
+from lrkv_jax.lab.report.styles import StyledVariant
 from lrkv_jax.lab.report.tables import Cell
 
 FORMS = {"query_key": "query–key forms", "value_output": "value–output forms"}
@@ -22,14 +22,8 @@ FAMILIES = {"key": "keys", "value": "values"}
 VIEWS = {"uncentred": "uncentered", "centred": "centered (PCA)"}  # by the keys of analysis.json
 
 
-@dataclass(frozen=True)
-class AnalyzedVariant:
-    """One label's analyzed runs by seed, as in MLA-128, and its style."""
-
-    label: str
-    kind: str
-    style: VariantStyle
-    runs: Mapping[int, RunRecord]
+class AnalyzedVariant(StyledVariant):
+    """One label's analyzed runs by seed, as in MLA-128."""
 
     def each(self, value: Callable[..., Any]) -> dict[int, Any]:
         """A value of each seed's analysis."""
@@ -111,12 +105,7 @@ def _analyzed(setting: Setting) -> AnalyzedSetting:
     for run in setting.runs:
         if run.analysis:
             runs.setdefault(run.label, {})[run.seed] = run
-    first = {label: next(iter(by_seed.values())) for label, by_seed in runs.items()}
-    styles = distinct([run_style(run) for run in first.values()])
-    every = [
-        AnalyzedVariant(label, first[label].kind, style, runs[label])
-        for label, style in zip(runs, styles, strict=True)
-    ]
+    every = AnalyzedVariant.styled(runs)
     shown = [one for one in every if one.label in setting.beside]
     return AnalyzedSetting(setting.name, shown or every, every)
 

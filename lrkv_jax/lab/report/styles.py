@@ -6,9 +6,9 @@ distinguish; line style and marker carry the same in grayscale.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from lrkv_jax.config.attention import AttentionConfig, variants
 
@@ -28,6 +28,29 @@ class VariantStyle:
     def plot(self) -> dict[str, Any]:
         """The style as keywords of matplotlib's `plot`."""
         return {"color": self.color, "linestyle": self.line, "marker": self.marker}
+
+
+@dataclass(frozen=True)
+class StyledVariant:
+    """A variant's runs by seed, with the label and the style that pictures give it."""
+
+    label: str
+    style: VariantStyle
+    runs: Mapping[int, RunRecord]
+
+    @property
+    def kind(self) -> str:
+        return next(iter(self.runs.values())).kind
+
+    @classmethod
+    def styled(cls, labeled: Mapping[str, Mapping[int, RunRecord]]) -> list[Self]:
+        """The variants of {label: runs by seed} that have runs, in styles that differ."""
+        labeled = {label: runs for label, runs in labeled.items() if runs}
+        styles = distinct([run_style(next(iter(runs.values()))) for runs in labeled.values()])
+        return [
+            cls(label, style, runs)
+            for (label, runs), style in zip(labeled.items(), styles, strict=True)
+        ]
 
 
 # Styles for variants without one, in this order.

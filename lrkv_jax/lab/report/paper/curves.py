@@ -1,7 +1,6 @@
 """Held-out loss over training, over the cache and by rank: Figures 2 to 5."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -25,12 +24,7 @@ from lrkv_jax.lab.report.figures import Picture, draw_mean, legend_below, panels
 from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper.pretraining import at_long_context
 from lrkv_jax.lab.report.paper_values import paper_value
-from lrkv_jax.lab.report.styles import (
-    VariantStyle,
-    distinct,
-    run_style,
-    variant_style,
-)
+from lrkv_jax.lab.report.styles import StyledVariant, run_style, variant_style
 from lrkv_jax.models.accounting.counts import cache_bytes_fraction
 
 CURVES_NOTE = (
@@ -46,33 +40,19 @@ CACHE_NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class VariantRuns:
-    """A variant's runs by seed, and how they are drawn."""
-
-    label: str
-    style: VariantStyle
-    runs: Mapping[int, RunRecord]
-
-    @property
-    def curves(self) -> dict[int, Curve]:
-        """Curves by seed of the finished runs; of running ones where none is finished.
-
-        A run that has just begun would cut the others' mean short.
-        """
-        done = finished(self.runs) or self.runs
-        return {seed: run.curve for seed, run in done.items() if run.curve}
-
-
-def _variants(setting: Setting) -> list[VariantRuns]:
+def _variants(setting: Setting) -> list[StyledVariant]:
     """The variants that are compared, named without their sizes, as scales share a legend."""
-    beside = list(setting.beside.values())
-    first = [next(iter(runs.values())) for runs in beside]
-    styles = distinct(list(map(run_style, first)))
-    return [
-        VariantRuns(run.form, style, runs)
-        for run, style, runs in zip(first, styles, beside, strict=True)
-    ]
+    beside = setting.beside.values()
+    return StyledVariant.styled({next(iter(runs.values())).form: runs for runs in beside})
+
+
+def _curves_by_seed(variant: StyledVariant) -> dict[int, Curve]:
+    """Curves by seed of the finished runs; of running ones where none is finished.
+
+    A run that has just begun would cut the others' mean short.
+    """
+    done = finished(variant.runs) or variant.runs
+    return {seed: run.curve for seed, run in done.items() if run.curve}
 
 
 @report_item("Figure 2", "Held-out loss during pretraining")
@@ -93,7 +73,7 @@ def _curves(title: str, shown: Sequence[Setting]) -> list[Picture]:
 
 
 def _draw_curves(
-    title: str, columns: Mapping[str, Sequence[VariantRuns]], name: str = ""
+    title: str, columns: Mapping[str, Sequence[StyledVariant]], name: str = ""
 ) -> list[Picture]:
     """A column of two panels for each setting: losses, and differences to MHA's of the same seed.
 
@@ -108,11 +88,13 @@ def _draw_curves(
         below.set_ylabel("difference to MHA,\nnats/token")
         below.set_xlabel("training tokens")
         below.xaxis.set_major_formatter(EngFormatter())
-        reference: dict[int, Curve] = next((v.curves for v in variants if v.label == "MHA"), {})
+        curves = {variant.label: _curves_by_seed(variant) for variant in variants}
+        reference = curves.get("MHA", {})
         for variant in variants:
-            losses = [(one.tokens, one.cross_entropy) for one in variant.curves.values()]
+            of_seeds = curves[variant.label]
+            losses = [(one.tokens, one.cross_entropy) for one in of_seeds.values()]
             _draw_line(above, variant, losses)
-            _draw_line(below, variant, _differences(variant.curves, reference))
+            _draw_line(below, variant, _differences(of_seeds, reference))
         if reference:
             _flops_axis(above, next(iter(reference.values())))
         else:
@@ -135,7 +117,7 @@ def _differences(
 
 
 def _draw_line(
-    axis: Axes, variant: VariantRuns, seeds: Sequence[tuple[np.ndarray, np.ndarray]]
+    axis: Axes, variant: StyledVariant, seeds: Sequence[tuple[np.ndarray, np.ndarray]]
 ) -> None:
     """Draw the mean over seeds, and its band, at the tokens where all seeds have a value."""
     if seeds:
@@ -288,14 +270,8 @@ def _by_rank(shown: Sequence[Setting]) -> list[Picture]:
     for setting in shown:
         ranks = _sizes(setting, "lrkv")
         if len(ranks) > 1:
-            styles = distinct([variant_style("lrkv")] * len(ranks))
-            columns[setting.name] = [
-                VariantRuns("MHA", variant_style("mha"), setting.main("mha")),
-                *(
-                    VariantRuns(f"LRKV-{rank}", style, ranks[rank])
-                    for rank, style in zip(ranks, styles, strict=True)
-                ),
-            ]
+            labeled = {f"LRKV-{rank}": runs for rank, runs in ranks.items()}
+            columns[setting.name] = StyledVariant.styled({"MHA": setting.main("mha"), **labeled})
     return _draw_curves("Loss by rank", columns, name="b")
 
 
