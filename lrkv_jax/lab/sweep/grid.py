@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from lrkv_jax.config import RunConfig, load_config
 from lrkv_jax.config.differences import SEEDS
 from lrkv_jax.errors import LrkvError
@@ -58,7 +60,7 @@ def _axes(config: str, settings: Sequence[str]) -> dict[str, list[str]]:
     axes: dict[str, list[str]] = {}
     for setting in settings:
         key, equals, text = setting.partition("=")
-        if not equals or not key or not text:
+        if not equals or not key or not text.strip():
             raise LrkvError(f"{setting!r} is not a setting: write key=value or key=value,value")
         if key == "run_dir":
             raise LrkvError("each run of a sweep has its own directory: use --out FOLDER")
@@ -75,20 +77,12 @@ def _axes(config: str, settings: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _split(text: str) -> list[str]:
-    """At commas outside brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "\"'":
-            quote = character
-        else:
-            depth += (character in "[{") - (character in "]}")
-        if character == "," and not depth and not quote:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return [part.strip() for part in parts if part.strip()]
+    """The items of a YAML list that is written without its brackets, each as it is written."""
+    try:
+        items = yaml.compose(f"[{text}]").value
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise LrkvError(f"{text} is not YAML: quote what has brackets or signs") from None
+    return [text[item.start_mark.index - 1 : item.end_mark.index - 1] for item in items]
 
 
 def _name(variant: str, chosen: dict[str, str]) -> str:

@@ -26,8 +26,9 @@ def test_every_combination_is_a_run_of_its_own():
     points = grid(NANO, ["attention=lrkv", "attention.rank=2,32", "optimizer.grad_clip=0.5"])
     assert [p.config.model.attention.rank for p in points] == [2, 32]
     assert str(points[0].directory) == "runs/nano/lrkv-rank2"
-    # Commas in brackets and quotes belong to a value.
+    # Commas in brackets and quotes belong to a value; an apostrophe within a word opens none.
     first, second = grid(NANO, ['train.sample_prompts=["a, b", c],[d]'])
+    assert [point.config.name for point in grid(NANO, ["name=it's,that's"])] == ["it's", "that's"]
     assert first.config.train.sample_prompts == ("a, b", "c")
     assert second.config.train.sample_prompts == ("d",)
     assert "/" not in first.name and first.name != second.name
@@ -38,6 +39,8 @@ def test_every_combination_is_a_run_of_its_own():
 def test_what_cannot_be_is_said_before_anything_starts():
     for settings, said in (
         (["attention"], "is not a setting"),
+        (["attention= "], "is not a setting"),
+        (["attention=mha,[lrkv"], "is not YAML"),
         (["attention=mha,mha"], "repeats itself"),
         (["seed=0", "seed=1"], "repeats itself"),
         (["seed=0", "train.seed=1,2"], "seed sets train.seed too"),
