@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from lrkv_jax.training.restore import TrainedRun
 
 HELP = ["-h", "--help"]
-# Bytes of a checkpoint that two CPU cores verify and restore in a second: 125 MB in 1 to 2 s.
-READ_RATE = 1e8
 
 
 def _version(requested: bool) -> None:
@@ -177,10 +175,7 @@ def start_alone(command: str) -> None:
 
 def loaded(run: str, step: int | str | None, overrides: list[str] | None) -> TrainedRun:
     """The run that a command decodes with, once this process has its devices."""
-    with working("reading the run") as show:
-        from lrkv_jax.training.checkpointing.inspect import entries
+    with working("reading the run"):
         from lrkv_jax.training.restore import load_run
 
-        size = max((entry.bytes for entry in entries(run)), default=0)
-        show(f"reading {size / 1e6:,.0f} MB, about {1 + size / READ_RATE:,.0f} s")
         return load_run(run, step=step, overrides=overrides or [])
