@@ -26,7 +26,6 @@ from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import architectures, convert, export
 from lrkv_jax.kernels.flash import cudnn
 from lrkv_jax.lab.bench.decode import OURS
-from lrkv_jax.lab.report.comparison import read_runs
 from lrkv_jax.lab.report.comparison.contrasts import (
     Contrast,
     _estimate,
@@ -35,6 +34,7 @@ from lrkv_jax.lab.report.comparison.contrasts import (
     contrasts,
     mean_and_sd,
 )
+from lrkv_jax.lab.report.comparison.files import read_runs
 from lrkv_jax.lab.report.comparison.runs import steps_saved_by_seed
 from lrkv_jax.lab.report.paper import REPORT_ITEMS
 from lrkv_jax.lab.report.paper.family import TEXTS, bits, families

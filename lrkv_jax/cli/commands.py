@@ -108,7 +108,7 @@ def _write_report(directory: Path) -> None:
     try:
         with working("drawing the report", plain=False):
             from lrkv_jax.lab.overview import next_commands, shown_path
-            from lrkv_jax.lab.report.comparison import read_run_record
+            from lrkv_jax.lab.report.comparison.files import read_run_record
             from lrkv_jax.lab.report.page import write_page
 
             page, record = directory / "report.html", read_run_record(directory)

@@ -23,7 +23,7 @@ def runs(
 ) -> None:
     """List runs: variant, step, state, loss, speed, size and age."""
     from lrkv_jax.lab.overview import HEADERS, as_cells, row_of
-    from lrkv_jax.lab.report.comparison import read_sound_runs
+    from lrkv_jax.lab.report.comparison.files import read_sound_runs
 
     sound, broken = read_sound_runs(folders or ["runs"])
     rows = [row_of(run) for run in sound if run.path.is_dir()]
@@ -46,7 +46,7 @@ def compare(
     The curves are drawn into compare.png and compare.svg.
     """
     from lrkv_jax.lab import overview
-    from lrkv_jax.lab.report.comparison import read_runs
+    from lrkv_jax.lab.report.comparison.files import read_runs
     from lrkv_jax.lab.report.figures import write_picture
 
     records = [record for path in (one, other) for record in read_runs([path])]

@@ -47,7 +47,7 @@ def report(
     Figures of heads need lrkv analyze RUN first.
     """
     with working("reading the runs"):
-        from lrkv_jax.lab.report.comparison import read_sound_runs
+        from lrkv_jax.lab.report.comparison.files import read_sound_runs
         from lrkv_jax.lab.report.page import write_page
         from lrkv_jax.lab.report.paper import REPORT_ITEMS
         from lrkv_jax.lab.report.renderers import terminal
@@ -116,7 +116,7 @@ def analyze(
     """
     start_alone("analyze")
     from lrkv_jax.lab.analysis import analyze as analyze_run
-    from lrkv_jax.lab.report.comparison import read_runs
+    from lrkv_jax.lab.report.comparison.files import read_runs
 
     records = read_runs(runs)
     with working("analyzing") as progress:

@@ -61,7 +61,7 @@ def sweep(
     if list_:
         known = {}
         if archive:
-            from lrkv_jax.lab.report.comparison import archived_by_name
+            from lrkv_jax.lab.report.comparison.files import archived_by_name
 
             known = archived_by_name(archive)
         for number, point in enumerate(points):

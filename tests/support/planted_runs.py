@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from lrkv_jax.config import load_config
-from lrkv_jax.lab.report.comparison import RunRecord
+from lrkv_jax.lab.report.comparison.runs import RunRecord
 from lrkv_jax.models.accounting.counts import training_flops_per_token
 
 HELDOUT = 4096  # tokens that each validation was measured on

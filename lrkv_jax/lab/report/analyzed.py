@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from lrkv_jax.lab.report.comparison import RunRecord, Setting, every_setting, mean_and_sd
+from lrkv_jax.lab.report.comparison.contrasts import mean_and_sd
+from lrkv_jax.lab.report.comparison.runs import RunRecord, Setting, every_setting
 from lrkv_jax.lab.report.figures import Picture, draw_mean
 from lrkv_jax.lab.report.styles import StyledVariant
 from lrkv_jax.lab.report.tables import Cell

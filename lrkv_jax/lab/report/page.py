@@ -21,7 +21,7 @@ from lrkv_jax import __version__, files
 from lrkv_jax.evaluation.evaluate import BENCHMARKS
 from lrkv_jax.evaluation.show import measures
 from lrkv_jax.lab import overview
-from lrkv_jax.lab.report.comparison import RunRecord, Setting, every_setting
+from lrkv_jax.lab.report.comparison.runs import RunRecord, Setting, every_setting
 from lrkv_jax.lab.report.figures import Picture, svg
 from lrkv_jax.lab.report.paper import ReportItem
 from lrkv_jax.lab.report.paper.pretraining import COLUMNS, NOTE, loss_rows

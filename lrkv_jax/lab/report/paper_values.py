@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from lrkv_jax.config import RunConfig, load_config
-from lrkv_jax.lab.report.comparison import RunRecord
+from lrkv_jax.lab.report.comparison.runs import RunRecord
 from lrkv_jax.models.accounting.counts import training_tokens
 
 # The shipped configurations of the paper's scales, with the paper's names for them.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from lrkv_jax.config.attention import AttentionConfig, variants
 
 if TYPE_CHECKING:
-    from lrkv_jax.lab.report.comparison import RunRecord
+    from lrkv_jax.lab.report.comparison.runs import RunRecord
 
 
 @dataclass(frozen=True)

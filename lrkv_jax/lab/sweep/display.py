@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from lrkv_jax.lab.report.comparison import RunRecord
+from lrkv_jax.lab.report.comparison.runs import RunRecord
 from lrkv_jax.lab.report.tabulated import tabulated
 from lrkv_jax.lab.sweep.grid import Point
 from lrkv_jax.lab.sweep.work import PointOutcome, newest_rows

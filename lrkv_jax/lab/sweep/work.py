@@ -21,12 +21,8 @@ from lrkv_jax.config.differences import differences
 from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
 from lrkv_jax.evaluation.evaluate import questions_of
 from lrkv_jax.files import check_writable, read_json
-from lrkv_jax.lab.report.comparison import (
-    RunRecord,
-    archive_runs,
-    archived_by_name,
-    read_run_record,
-)
+from lrkv_jax.lab.report.comparison.files import archive_runs, archived_by_name, read_run_record
+from lrkv_jax.lab.report.comparison.runs import RunRecord
 from lrkv_jax.lab.sweep.grid import Point
 from lrkv_jax.training.run_dir import read_run
 

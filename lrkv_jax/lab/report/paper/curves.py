@@ -9,14 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from lrkv_jax.lab.report.comparison import (
-    Contrast,
+from lrkv_jax.lab.report.comparison.contrasts import Contrast, against, mean_and_sd
+from lrkv_jax.lab.report.comparison.runs import (
     Curve,
     RunRecord,
     Setting,
-    against,
     finished,
-    mean_and_sd,
     settings,
     steps_saved_by_seed,
 )

@@ -8,14 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.report.comparison import (
-    RunRecord,
-    correlation,
-    every_setting,
-    mean_and_sd,
-    read_run_record,
-    settings,
-)
+from lrkv_jax.lab.report.comparison.contrasts import correlation, mean_and_sd
+from lrkv_jax.lab.report.comparison.files import read_run_record
+from lrkv_jax.lab.report.comparison.runs import RunRecord, every_setting, settings
 from lrkv_jax.lab.report.figures import Picture, legend_below, panels
 from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import paper_value

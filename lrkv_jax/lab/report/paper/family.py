@@ -10,11 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from lrkv_jax.lab.report.comparison import (
-    RunRecord,
-    mean_and_sd,
-)
-from lrkv_jax.lab.report.comparison.runs import alike
+from lrkv_jax.lab.report.comparison.contrasts import mean_and_sd
+from lrkv_jax.lab.report.comparison.runs import RunRecord, alike
 from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.models.accounting.counts import cache_fraction

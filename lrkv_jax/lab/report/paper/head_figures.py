@@ -18,7 +18,7 @@ from lrkv_jax.lab.report.analyzed import (
     layer_axis,
     pictures,
 )
-from lrkv_jax.lab.report.comparison import mean_and_sd
+from lrkv_jax.lab.report.comparison.contrasts import mean_and_sd
 from lrkv_jax.lab.report.figures import Picture, legend_below, panels
 from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import paper_value

@@ -13,7 +13,7 @@ from lrkv_jax.lab.report.analyzed import (
     AnalyzedVariant,
     analyzed_settings,
 )
-from lrkv_jax.lab.report.comparison import against
+from lrkv_jax.lab.report.comparison.contrasts import against
 from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import beside, paper_value
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, table_of_paper

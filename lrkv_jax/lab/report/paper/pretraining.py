@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from lrkv_jax.lab.report.comparison import RunRecord, Setting, against, finished, settings
+from lrkv_jax.lab.report.comparison.contrasts import against
+from lrkv_jax.lab.report.comparison.runs import RunRecord, Setting, finished, settings
 from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.paper_values import beside
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow, table_of_paper

@@ -4,8 +4,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lrkv_jax.lab.report.comparison import against, combined, contrasts, correlation
-from lrkv_jax.lab.report.comparison.contrasts import POWER, Contrast, holm, mean_and_sd
+from lrkv_jax.lab.report.comparison.contrasts import (
+    POWER,
+    Contrast,
+    against,
+    combined,
+    contrasts,
+    correlation,
+    holm,
+    mean_and_sd,
+)
 
 
 def pair(ours, theirs) -> Contrast:

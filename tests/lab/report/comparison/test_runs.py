@@ -10,7 +10,8 @@ import pytest
 from support.written_runs import write_run, write_sweep
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.report.comparison import archive_runs, read_runs, read_sound_runs, settings
+from lrkv_jax.lab.report.comparison.files import archive_runs, read_runs, read_sound_runs
+from lrkv_jax.lab.report.comparison.runs import settings
 from lrkv_jax.models.accounting.counts import cache_fraction
 
 

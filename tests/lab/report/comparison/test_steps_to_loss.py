@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lrkv_jax.lab.report.comparison import Curve, steps_saved, steps_saved_by_seed
+from lrkv_jax.lab.report.comparison.runs import Curve, steps_saved, steps_saved_by_seed
 
 STEPS = np.arange(1, 11) * 10.0
 

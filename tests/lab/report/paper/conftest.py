@@ -7,7 +7,7 @@ from support.paper_cases import H, analyzed, report_item
 from support.written_analyses import alike
 from support.written_runs import write_sweep
 
-from lrkv_jax.lab.report.comparison import read_runs
+from lrkv_jax.lab.report.comparison.files import read_runs
 
 
 @pytest.fixture(scope="session")

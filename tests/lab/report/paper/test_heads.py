@@ -7,7 +7,7 @@ from support.written_analyses import alike, write_analysis
 from support.written_runs import write_run
 
 from lrkv_jax.lab.report.analyzed import FORMS
-from lrkv_jax.lab.report.comparison import read_runs
+from lrkv_jax.lab.report.comparison.files import read_runs
 from lrkv_jax.lab.report.figures import Picture
 from lrkv_jax.lab.report.paper import REPORT_ITEMS
 

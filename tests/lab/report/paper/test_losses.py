@@ -9,7 +9,7 @@ from support.paper_cases import report_item
 from support.planted_runs import planted
 
 from lrkv_jax.config.schema import MixtureConfig
-from lrkv_jax.lab.report.comparison import read_runs
+from lrkv_jax.lab.report.comparison.files import read_runs
 from lrkv_jax.models.accounting.counts import executed_flops_per_token
 
 

@@ -10,7 +10,7 @@ from support.written_runs import write_run
 from lrkv_jax.config import load_config
 from lrkv_jax.lab.analysis import head_weights
 from lrkv_jax.lab.report import paper_values
-from lrkv_jax.lab.report.comparison import read_runs
+from lrkv_jax.lab.report.comparison.files import read_runs
 from lrkv_jax.lab.report.paper import caches, configurations
 from lrkv_jax.lab.report.paper_values import of_paper
 from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA
