@@ -27,9 +27,6 @@ from lrkv_jax.training.state import abstract_state
 
 # Logits of a chunk, their softmax and their gradient, all in float32.
 LOGIT_ARRAYS = 3
-# The least and the most of the devices' peak that a step is assumed to reach, unless the user
-# knows better: public trainers of dense models report 0.4 to 0.5 on H100s.
-UTILIZATION = (0.3, 0.5)
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ def activation_values(config: RunConfig, model: ModelConfig) -> int:
 
 
 def time_estimate(
-    config: RunConfig, device: Hardware, devices: int, utilization: Sequence[float] = UTILIZATION
+    config: RunConfig, device: Hardware, devices: int, utilization: Sequence[float]
 ) -> dict[str, list[float]]:
     """A step's seconds and what follows for the run, each from least to most.
 

@@ -22,7 +22,6 @@ from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench.train import compile_step
 from lrkv_jax.lab.plan.estimate import (
-    UTILIZATION,
     StateBytes,
     memory_estimate,
     muon_flops,
@@ -56,7 +55,7 @@ def training(
     devices: int | None,
     *,
     compiled: bool,
-    utilization: Sequence[float] = UTILIZATION,
+    utilization: Sequence[float],
 ) -> dict[str, Any]:
     """The run's step on its mesh, ready for JSON. Bytes are one device's.
 
@@ -102,7 +101,7 @@ def training(
 
 
 def alternatives(
-    config: RunConfig, device: Hardware, needs: int, utilization: Sequence[float] = UTILIZATION
+    config: RunConfig, device: Hardware, needs: int, utilization: Sequence[float]
 ) -> list[dict[str, Any]]:
     """Settings that make the step fit, or save a tenth of the device-hours of one that fits.
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -24,6 +25,9 @@ from lrkv_jax.lab.plan.estimate import (
 from lrkv_jax.lab.plan.training import compiled_step, resolved, training
 from lrkv_jax.models.accounting.counts import training_flops_per_token
 from lrkv_jax.training.state import abstract_state
+
+SHARES = (0.3, 0.5)  # of the peak
+planned = partial(training, utilization=SHARES)
 
 
 def configured(*overrides, fsdp=1, **sizes):
@@ -55,7 +59,7 @@ def test_state_is_what_live_arrays_hold():
 def test_memory_is_xlas_of_the_compiled_step_and_the_verdict_says_so():
     smaller = "model.layers=1", "optimizer.muon.iterations=1"
     config = configured("attention=mha", "model.dtype=float32", *smaller, fsdp=2)
-    plan = training(config, hardware("h200"), None, compiled=True)
+    plan = planned(config, hardware("h200"), None, compiled=True)
     step, state = plan["compiled"], state_bytes(config)
     batch = (8 // 2) * 33 * 4
     held = state.parameters + state.optimizer + batch
@@ -81,7 +85,7 @@ def test_newton_schulz_is_the_measured_share_of_a_step(scale, small, large):
 
 def test_the_time_is_that_of_the_flops_between_two_shares_of_the_peak():
     config = load_config("128m", ["attention=mha"])
-    found = time_estimate(config, hardware("h200"), 8, (0.3, 0.5))
+    found = time_estimate(config, hardware("h200"), 8, SHARES)
     published = training_flops_per_token(config.model, 2048) * 32_768
     flops = published + muon_flops(config.model, 5)
     assert found["step"] == pytest.approx([flops / (8 * n * 989.5e12) for n in (0.5, 0.3)])
@@ -89,7 +93,7 @@ def test_the_time_is_that_of_the_flops_between_two_shares_of_the_peak():
     assert found["hours"] == pytest.approx([n * 100e9 / 32_768 / 3600 for n in found["step"]])
     assert found["device_hours"] == pytest.approx([8 * n for n in found["hours"]])
     again = load_config("128m", ["attention=mha", "train.remat=full"])
-    more = time_estimate(again, hardware("h200"), 8)["step"][0] - found["step"][0]
+    more = time_estimate(again, hardware("h200"), 8, SHARES)["step"][0] - found["step"][0]
     assert more == pytest.approx(published / 3 / (8 * 0.5 * 989.5e12))  # a forward pass
 
 
@@ -104,14 +108,14 @@ def test_the_time_is_that_of_the_flops_between_two_shares_of_the_peak():
 def test_each_alternative_fits_and_costs_what_a_plan_of_it_says(settings):
     """Without a time for a step that does not fit; of one that fits, all save a tenth."""
     changed, wanted = settings
-    plan = training(load_config("6.3b", changed.split()), hardware("h100"), None, compiled=False)
+    plan = planned(load_config("6.3b", changed.split()), hardware("h100"), None, compiled=False)
     found = [
         " ".join(f"{k}={v}" for k, v in one["changes"].items()) for one in plan["alternatives"]
     ]
     assert found == wanted and plan["verdict"]["fits"] == (plan["time"] is not None)
     for text, one in zip(found, plan["alternatives"], strict=True):
         config = load_config("6.3b", [*changed.split(), *text.split()])
-        again = training(config, hardware("h100"), None, compiled=False)
+        again = planned(config, hardware("h100"), None, compiled=False)
         assert again["verdict"]["fits"] and again["verdict"]["needs"] == one["needs"]
         assert again["time"]["device_hours"] == one["device_hours"]
         assert not plan["time"] or one["device_hours"] <= [
@@ -160,7 +164,7 @@ def test_what_cannot_be_split_simulated_or_held_is_named_with_what_is_missing():
 
     def verdict(memory):
         small = replace(hardware("h200"), memory=memory)
-        return training(config, small, None, compiled=False)["verdict"]
+        return planned(config, small, None, compiled=False)["verdict"]
 
     found = verdict(22_000_000_000)
     assert not found["fits"]
