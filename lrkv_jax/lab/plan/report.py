@@ -48,8 +48,6 @@ def plan_report(
     mesh that the devices or the model cannot have.
     """
     named = hardware(device)
-    if length is not None and length < 1:
-        raise LrkvError(f"--length {length}: use 1 or more tokens")
     for name in names:
         model = config.variant(name).model
         if any(":" in kind.attention.kind for kind in model.cycle):
