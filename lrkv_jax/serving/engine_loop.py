@@ -43,7 +43,7 @@ class EngineLoop:
         self._running: dict[Completion, Deliver] = {}  # the thread's
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._since = time.monotonic()
+        self._since: float | None = None  # when the present call began
         self._consecutive = 0  # faults, without a call that ended between them
 
     def start(self, event_loop: asyncio.AbstractEventLoop) -> None:
@@ -66,8 +66,9 @@ class EngineLoop:
 
     @property
     def seconds_in_call(self) -> float:
-        """Seconds since the present call began; 0 when there is nothing to do."""
-        return time.monotonic() - self._since if self._running else 0.0
+        """Seconds since the present call began; 0 between two calls."""
+        since = self._since
+        return 0.0 if since is None else time.monotonic() - since
 
     def _submit(self, completion, deliver):
         try:
@@ -95,13 +96,14 @@ class EngineLoop:
 
     def _call(self):
         """One call of the engine, and what is new by it."""
-        self._since = time.monotonic()
+        began = self._since = time.monotonic()
         try:
             self.engine.advance()
             self._consecutive = 0
         except Exception as error:  # whatever stops a call, others can be served in the next
             self._failed(error)
-        self._pace(time.monotonic() - self._since)
+        self._since = None
+        self._pace(time.monotonic() - began)
         deltas = []
         for completion, deliver in list(self._running.items()):
             try:

@@ -17,6 +17,7 @@ from support.served import asks, get, idle, post, random_run, raw, served, servi
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.serving import connections
+from lrkv_jax.serving import service as service_module
 from lrkv_jax.serving.connections import ConnectionLimits
 from lrkv_jax.serving.server import allowed_hosts
 from lrkv_jax.serving.service import ServiceLimits
@@ -307,6 +308,24 @@ def test_a_client_that_goes_away_leaves_its_pages_in_whatever_phase(port, servic
     raw(port, asks(long)).close()  # while its prompt is read, at the latest
     wait_until(lambda: idle(service))
     wait_until(lambda: float(value(port, "aborted_total")) == before + 11)
+
+
+def test_a_call_that_hangs_is_told_and_no_idleness_is(port, service, monkeypatch):
+    monkeypatch.setattr(service_module, "HANG_SECONDS", 0.05)
+    slow(service, monkeypatch)
+    engine, troubles = service.engine_loop.engine, []
+    submit = engine.submit
+
+    def watched(*arguments, **options):
+        troubles.append(service.health())
+        return submit(*arguments, **options)
+
+    monkeypatch.setattr(engine, "submit", watched)
+    time.sleep(0.2)  # nothing is asked
+    with raw(port, asks({"prompt": "We", "max_tokens": 100, "n": 2, "ignore_eos": True})):
+        wait_until(lambda: get(port, "/health")[0] == 503)
+    assert troubles == ["", ""]
+    wait_until(lambda: idle(service) and get(port, "/health")[0] == 200)
 
 
 def told(body):
