@@ -82,9 +82,13 @@ def allowed_hosts(address: str, host: str, more: Collection[str]) -> frozenset[s
     """The hosts that a server of this address answers to; None, for any, beyond loopback.
 
     more: further names, or *. Beyond loopback a client has a key, which no other site's page knows.
+    Raises `LrkvError` for a * inside a name.
     """
     if "*" in more or (not more and not _is_loopback(address)):
         return None
+    for name in more:
+        if "*" in name.removeprefix("*."):
+            raise LrkvError(f"--allowed-host {name}: use a name, *.example.org or *")
     return frozenset({*LOOPBACK, _in_url(address), _in_url(host), *more})
 
 

@@ -259,6 +259,10 @@ def test_a_host_that_is_not_this_server_is_refused(service):
     # No address of this machine needs a key, so that each has the check.
     assert "127.0.0.2" in allowed_hosts("127.0.0.2", "127.0.0.2", ())
     assert allowed_hosts("127.0.0.1", "localhost", ["*"]) is None
+    assert "*.lab" in allowed_hosts("127.0.0.1", "localhost", ["*.lab"])
+    for name in ("models*", "*lab", "*.*.lab"):
+        with pytest.raises(LrkvError, match="--allowed-host .*: use a name"):
+            allowed_hosts("127.0.0.1", "localhost", ["models.lab", name])
 
 
 def test_idle_and_odd_connections_make_room_and_end(service, monkeypatch):
