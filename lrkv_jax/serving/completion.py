@@ -87,12 +87,13 @@ class Completion:
             delta.text += self._text.read(token)
             if self.stop_string is not None:
                 break
+        if done:
+            delta.text += self._text.end()  # a cut character may complete a stop string
         if self.stop_string is not None:
             delta.finish_reason = "stop"
             delta.tokens = [token for token in self._waiting if token.start < self._text.emitted]
             return delta
         if done:
-            delta.text += self._text.end()
             delta.finish_reason = self._finish_reason()
             delta.tokens, self._waiting = self._waiting, []
         while self._waiting and self._waiting[0].start < self._text.emitted:

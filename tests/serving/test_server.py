@@ -81,6 +81,10 @@ def test_openais_client_gets_a_text_whole_or_in_pieces_with_its_log_p(client, se
     assert cut.choices[0].text == choice.text[: choice.text.index(stop)]
     assert cut.choices[0].finish_reason == "stop" and cut.choices[0].stop_reason == stop
     assert cut.usage.completion_tokens < 40
+    # The first byte of a character, which the end completes.
+    first = {"max_tokens": 1, "logit_bias": {str(TOKENIZER.encode("日")[0]): 100}}
+    (cut,) = client.completions.create(**body | first, stop="\ufffd").choices
+    assert (cut.text, cut.finish_reason, cut.stop_reason) == ("", "stop", "\ufffd")
 
     seeded = client.completions.create(model="tiny", prompt="We", max_tokens=9, n=3, seed=5)
     texts = [one.text for one in seeded.choices]
