@@ -27,6 +27,8 @@ from lrkv_jax.inference.trained_run import TrainedRun
 _SEEDS = 1 << 63  # what JAX takes
 # Requests that are queued at a time, of each that runs.
 _QUEUED = 2
+# Streams of random numbers between an example's samples; a stream is an int32.
+_EXAMPLES = 1 << 20
 
 
 class Score(NamedTuple):
@@ -182,9 +184,9 @@ class LanguageModel:
         fitted = self._with_room(prompts, max_new_tokens)
 
         def submit(place):
-            prompt = fitted[place // draws.samples]
+            i, sample = divmod(place, draws.samples)
+            prompt, rng = fitted[i], RngStream(draws.seed, i + _EXAMPLES * sample)
             budget = min(max_new_tokens, self.context - len(prompt))
-            rng = RngStream(draws.seed, place)
             return self._engine.submit(prompt, budget, sampling=draws.sampling, rng=rng, **options)
 
         found = [[None] * draws.samples for _ in prompts]

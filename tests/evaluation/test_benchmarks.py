@@ -263,6 +263,10 @@ def test_samples_are_an_examples_own():
     alone = language_model(TOKENIZER, made, batch=1).continuations(prompts, 6, (), draws)
     assert texts == alone
     assert len({t for row in texts for t in row}) == 9
+    fewer = language_model(TOKENIZER, made).continuations(
+        prompts, 6, (), dataclasses.replace(draws, samples=2)
+    )
+    assert fewer == [row[:2] for row in texts]
     with pytest.raises(LrkvError, match="max_new_tokens = 512: use 1 to 511"):
         language_model(TOKENIZER, made).continuations(prompts, 512, (), draws)
 
