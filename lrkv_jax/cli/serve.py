@@ -30,7 +30,7 @@ def serve(
     context: Annotated[
         int | None,
         typer.Option(
-            parser=at_least(2),
+            parser=at_least(3),  # as long as what compiles its programs
             metavar="N",
             help="Most tokens of a text with its prompt (default: the run's).",
         ),  # fmt: skip

@@ -70,6 +70,7 @@ WRONG = [
     (["--cache", "1x"], "--cache 1x: use a size, as in 512MB or 2GiB"),
     (["--cache", "20k"], "a request of 256 tokens needs .* bytes of cache"),
     (["--host", "nowhere.invalid"], "no such address"),
+    (["--context", "2"], "2: use a whole number from 3 on"),
 ]
 
 
