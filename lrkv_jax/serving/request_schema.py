@@ -223,8 +223,14 @@ class ChatRequest(GenerationRequest):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def conversation(self):
-        """The turns; raises `LrkvError` as `conversation_from` does."""
-        return conversation_from([message.plain for message in self.messages])
+        """The turns, but for empty answers, which a server may have given.
+
+        Raises `LrkvError` as `conversation_from` does.
+        """
+        turns = [message.plain for message in self.messages]
+        return conversation_from(
+            [turn for turn in turns if turn["content"] or turn["role"] != "assistant"]
+        )
 
 
 class TokenizeRequest(Body):

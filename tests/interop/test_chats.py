@@ -124,7 +124,8 @@ def test_generate_serve_and_the_harness_ask_by_the_template(imported):
     more = [*TURNS, {"role": "assistant", "content": "It"}]
     begun = ChatPrompt.of(model.chat, more, answers=False)
     assert list(begun.head) == expected and begun.begun == "It"
-    body = ChatRequest.model_validate({"messages": TURNS})
+    # An answer that a server left empty comes back to it.
+    body = ChatRequest.model_validate({"messages": [*TURNS, {"role": "assistant", "content": ""}]})
     assert ChatFormat(run.tokenizer).prompt(body.conversation()) == expected
 
 
