@@ -207,11 +207,12 @@ class Service:
                 )
                 raise APIError(400, text, code="context_length_exceeded", param=param)
         seed = secrets.randbits(31) if body.seed is None else body.seed
-        n = body.choices
+        n, sampling = body.choices, body.sampling()
+        self._check_ids("logit_bias", list(sampling.bias))
+        self._check_ids("stop_token_ids", body.stop_token_ids)
         options = {
-            "stop_token_ids": frozenset([*ends, *body.stop_token_ids]),
+            "stop_token_ids": frozenset([*ends, *body.stop_token_ids]), "sampling": sampling,
             "min_tokens": body.min_tokens, "logprobs": body.logprob_count,
-            "sampling": body.sampling(),
         }  # fmt: skip
         made = [
             Completion(
@@ -240,11 +241,14 @@ class Service:
     def _ids(self, number, prompt):
         if isinstance(prompt, str):
             return self.run.ids(prompt)
-        try:
-            check_tokens(f"prompt {number}", prompt, self.run.config.model.vocabulary)
-        except LrkvError as error:
-            raise APIError(400, str(error), param="prompt") from None
+        self._check_ids("prompt", prompt, f"prompt {number}")
         return prompt
+
+    def _check_ids(self, param, ids, name=None):
+        try:
+            check_tokens(name or param, ids, self.run.config.model.vocabulary)
+        except LrkvError as error:
+            raise APIError(400, str(error), param=param) from None
 
     # Admission.
 
