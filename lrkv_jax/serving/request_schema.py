@@ -28,16 +28,15 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
-# Fields that change no text, whatever their value: OpenAI's, and vLLM's.
+# Fields that change no text, whatever their value: OpenAI's, and vLLM's. There are no tools.
 IGNORED = frozenset({
     "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "user",
-    "parallel_tool_calls", "request_id", "kv_transfer_params",
+    "parallel_tool_calls", "tool_choice", "request_id", "kv_transfer_params",
 })  # fmt: skip
 # Fields that would change the text, with the value that does not.
 NEUTRAL: dict[str, Any] = {
-    "best_of": 1, "suffix": "", "echo": False, "tools": [], "tool_choice": "none",
-    "response_format": {"type": "text"}, "length_penalty": 1.0, "use_beam_search": False,
-    "skip_special_tokens": True, "bad_words": [],
+    "best_of": 1, "suffix": "", "echo": False, "tools": [], "response_format": {"type": "text"},
+    "length_penalty": 1.0, "use_beam_search": False, "skip_special_tokens": True, "bad_words": [],
 }  # fmt: skip
 
 
@@ -100,7 +99,9 @@ class GenerationRequest(Body):
         return {
             name: value
             for name, value in body.items()
-            if name not in IGNORED and not (name in NEUTRAL and value == NEUTRAL[name])
+            if name not in IGNORED
+            and not (name in NEUTRAL and value == NEUTRAL[name])
+            and not (name == "best_of" and value == body.get("n"))
         }
 
     @property

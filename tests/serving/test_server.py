@@ -173,7 +173,7 @@ def test_what_is_wrong_is_told_in_openais_form(path, body, status, param, port):
 NO_OPS = [
     dict.fromkeys(("stop", "top_k", "logit_bias", "ignore_eos", "best_of", "tools", "stream")),
     {"repetition_penalty": 1.0, "best_of": 1, "top_k": -1, "min_p": 0, "ignore_eos": False},
-    {"tools": [], "tool_choice": "none", "user": "me", "store": False, "metadata": {"a": "b"}},
+    {"tools": [], "tool_choice": "auto", "user": "me", "store": False, "metadata": {"a": "b"}},
     {"response_format": {"type": "text"}, "skip_special_tokens": True, "length_penalty": 1},
     {"service_tier": "auto", "request_id": "x", "use_beam_search": False, "n": 1, "bad_words": []},
 ]
@@ -184,6 +184,8 @@ def test_what_clients_send_without_effect_has_none(port):
     plain, *given = (post(port, "/v1/completions", {**body, **more}) for more in ({}, *NO_OPS))
     for status, answer, _ in given:
         assert status == 200 and told(answer) == told(plain[1])
+    status, answer, _ = post(port, "/v1/completions", {**body, "n": 2, "best_of": 2})
+    assert status == 200 and told(answer) == 2 * told(plain[1])
 
 
 def test_a_repetition_penalty_is_that_of_vllm(port, service):
