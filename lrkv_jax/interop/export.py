@@ -74,11 +74,13 @@ def export(
     file that decodes from their cache; or `deepseek`, LRKV with the joint norm as DeepSeek's class.
 
     Parameters stay where they are restored, spread over the devices; the host holds one
-    tensor at a time. Raises `LrkvError`, and leaves nothing, where the model is none of
-    transformers', the folder holds something, or the run cannot be read.
+    tensor at a time. Raises `LrkvError`, and leaves nothing, for another form or dtype, and where
+    the model is none of transformers', the folder holds something, or the run cannot be read.
     """
     if form not in (None, "factored", "deepseek"):
         raise LrkvError(f"form = {form}: use factored or deepseek, or none")
+    if dtype not in DTYPES:
+        raise LrkvError(f"dtype = {dtype}: use {' or '.join(DTYPES)}")
     factored = form == "factored"
     with files.whole_folder(target) as folder:
         config = read_run(directory)

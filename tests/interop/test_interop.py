@@ -131,6 +131,8 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
             export(tmp_path / name, tmp_path / "hf", form="factored")
     with pytest.raises(LrkvError, match="form = small: use factored or deepseek"):
         export(tmp_path / "mla", tmp_path / "hf", form="small")
+    with pytest.raises(LrkvError, match="dtype = float16: use float32 or bfloat16"):
+        export(tmp_path / "mla", tmp_path / "hf", dtype="float16")
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept/mine").touch()
     with pytest.raises(LrkvError, match="kept exists: name another"):
