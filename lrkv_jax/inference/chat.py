@@ -59,10 +59,12 @@ class Chat:
         """The answer to the user's next message, piece by piece as it is decoded.
 
         Only the new message is prefilled. Raises `LrkvError`, and leaves the conversation as it is,
-        for an empty message and for one that the context has no room for.
+        for an empty message, for one that the context has no room for, and for no new tokens.
         """
         if not text.strip():
             raise LrkvError("the message is empty: say something")
+        if self.max_new_tokens < 1:
+            raise LrkvError(f"max_new_tokens = {self.max_new_tokens}: use 1 or more")
         retained, turn = self._turn(text)
         room = self.context - retained - len(turn)
         if room < 1:

@@ -172,7 +172,7 @@ def test_what_cannot_be_said_or_is_stopped_costs_no_other_turn():
         with pytest.raises(LrkvError, match=message):
             heard(chat, text)
     chat.max_new_tokens = 0
-    with pytest.raises(LrkvError, match="max_tokens = 0"):
+    with pytest.raises(LrkvError, match="max_new_tokens = 0"):
         heard(chat, "Hello")
     chat.max_new_tokens = 20
     assert chat.messages == said and chat.used == used

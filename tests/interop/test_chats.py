@@ -140,7 +140,12 @@ def test_a_chats_turns_are_the_templates_whole_conversation(imported):
         prompt = form.prompt(conversation_from([m for m in messages if m["content"]]))
         assert chat._sequence.tokens[: len(prompt)] == prompt, number
         assert chat.messages[-1] == {"role": "assistant", "content": answer}
-    assert chat.used > len(form.prompt(Conversation((text_message("user", "a"),))))
+    used = chat.used
+    assert used > len(form.prompt(Conversation((text_message("user", "a"),))))
+    chat.messages[0]["content"], chat.max_new_tokens = "another", 0
+    with pytest.raises(LrkvError, match="tokens = 0"):
+        next(chat.say("c"))
+    assert chat.used == used
 
 
 def test_what_the_assistant_says_is_the_target_of_a_template(folders):
