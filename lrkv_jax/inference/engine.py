@@ -222,12 +222,16 @@ class Engine:
             raise LrkvError(f"min_tokens with {stops} stop tokens: give up to {STOPS} of them")
         # The last token of a text or of a continuation is never read.
         longest = max(map(len, request.continuations), default=request.max_tokens)
-        if any(self.config.windows) and len(request.continuations) > 1 and longest > self._ahead:
+        if len(request.continuations) > 1 and not self.scores_together(longest):
             raise LrkvError(
                 f"several continuations, one of {longest} tokens, of a model with windows: score "
                 f"one at a time, or give prefill_chunk = {longest} or more"
             )
         self._check_length(len(request.prompt), longest)
+
+    def scores_together(self, longest: int) -> bool:
+        """Whether continuations of up to `longest` tokens may be of one request, with windows."""
+        return longest <= self._ahead or not any(self.config.windows)
 
     def append(
         self,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -104,28 +104,35 @@ class LanguageModel:
     def log_likelihoods(self, queries: Sequence[tuple[Ids, Sequence[Ids]]]) -> list[list[Score]]:
         """Return, for each (context, continuations), the score of every continuation.
 
-        The context is prefilled once. Raises `LrkvError` for a continuation that is empty or longer
-        than what the model reads.
+        The context is prefilled once, or for each if they are long and layers have windows. Raises
+        `LrkvError` for a continuation that is empty or longer than what the model reads.
         """
-        fitted = []
-        for context, continuations in queries:
+        requests = []
+        for i, (context, continuations) in enumerate(queries):
             longest = max(map(len, continuations))
             if longest > self.context:
                 raise LrkvError(f"a continuation of {longest} tokens: give {self.context} at most")
-            fitted.append(self._fitted(context, self.context + 1 - longest))
+            prompt = self._fitted(context, self.context + 1 - longest)
+            count = len(continuations) if self._engine.scores_together(longest) else 1
+            starts = range(0, len(continuations), count)
+            requests += [(i, slice(start, start + count), prompt) for start in starts]
 
-        def submit(i):
-            return self._engine.submit(fitted[i], continuations=queries[i][1])
+        def submit(number):
+            i, part, prompt = requests[number]
+            return self._engine.submit(prompt, continuations=queries[i][1][part])
 
-        results: list[list[Score]] = [[] for _ in queries]
-        for i, sequence in self._each(len(queries), submit):
-            ends = np.cumsum([len(continuation) for continuation in queries[i][1]])[:-1]
+        results: list[list[Any]] = [[None] * len(continuations) for _, continuations in queries]
+        for number, sequence in self._each(len(requests), submit, examples=len(queries)):
+            ends = np.cumsum([len(one) for one in sequence.request.continuations])[:-1]
             log_p, is_greedy = (
                 np.split(np.concatenate(chunks), ends)
                 for chunks in (sequence.result.log_p, sequence.result.is_greedy)
             )
-            for own, greedy in zip(log_p, is_greedy, strict=True):
-                results[i].append(Score(float(own.sum(dtype=np.float64)), bool(greedy.all())))
+            i, part, _ = requests[number]
+            results[i][part] = [
+                Score(float(own.sum(dtype=np.float64)), bool(greedy.all()))
+                for own, greedy in zip(log_p, is_greedy, strict=True)
+            ]
         return results
 
     def next_log_p(self, prompts: Sequence[Ids], ids: Sequence[Ids]) -> list[np.ndarray]:
@@ -191,7 +198,7 @@ class LanguageModel:
 
         found = [[None] * draws.samples for _ in prompts]
         for place, sequence in self._each(
-            len(prompts) * draws.samples, submit, is_over, samples=draws.samples
+            len(prompts) * draws.samples, submit, is_over, examples=len(prompts)
         ):
             i, sample = divmod(place, draws.samples)
             found[i][sample] = result(sequence)
@@ -203,9 +210,12 @@ class LanguageModel:
         submit: Callable[[int], EngineSequence],
         is_over: Callable[[EngineSequence], bool] = lambda sequence: sequence.done,
         *,
-        samples: int = 1,
+        examples: int | None = None,
     ) -> Iterator[tuple[int, EngineSequence]]:
-        """Submit requests, a few more than run at a time; yield (number, sequence) as they end."""
+        """Submit requests, a few more than run at a time; yield (number, sequence) as they end.
+
+        They are of so many examples; each of one, unless given.
+        """
         engine, following = self._engine, iter(range(count))
         running: dict[int, EngineSequence] = {}
         try:
@@ -219,7 +229,7 @@ class LanguageModel:
                 for number in over:
                     yield number, running[number]
                     engine.cancel(running.pop(number))
-                    self.done += 1 / samples
+                    self.done += (count if examples is None else examples) / count
                     self.progress(self.done)
         finally:  # one was refused, or nobody reads on
             for sequence in running.values():

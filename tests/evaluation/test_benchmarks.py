@@ -83,19 +83,25 @@ def test_likelihoods_depend_on_neither_batch_nor_devices():
     np.testing.assert_allclose(log_ps(16, mesh_of(data=8)), alone, rtol=0, atol=1e-5)
 
 
-def test_likelihoods_are_the_whole_sequence_forwards():
-    model = language_model(TOKENIZER, ANSWERS_B)
+@pytest.mark.parametrize("window", [None, 40])
+def test_likelihoods_are_the_whole_sequence_forwards(window):
+    """With a window too, where a long continuation is not scored with others."""
+    config, params = ANSWERS_B
+    made = config.model_copy(update={"window": window}), params
+    model = language_model(TOKENIZER, made)
     context, continuations = "Question: what?\nAnswer:", [" blue", " a green one"]
+    if window is not None:
+        continuations.append(" of" * 300)
     pairs = [model.pair(context, text) for text in continuations]
     (scores,) = model.log_likelihoods([(pairs[0][0], [ids for _, ids in pairs])])
-    forward = jax.jit(with_parameters(*ANSWERS_B))
+    forward = jax.jit(with_parameters(*made))
     for (prompt, continuation), score in zip(pairs, scores, strict=True):
-        whole = np.zeros((1, 32), np.int32)  # what follows changes nothing: one shape is compiled
+        whole = np.zeros((1, 512), np.int32)  # what follows changes nothing: one shape is compiled
         read = len(prompt) + len(continuation)
         whole[0, :read] = prompt + continuation
         log_p = np.asarray(jax.nn.log_softmax(forward(whole)))[0, len(prompt) - 1 : read - 1]
         own = log_p[np.arange(len(continuation)), continuation]
-        assert score.log_p == pytest.approx(own.sum(), abs=1e-5)
+        assert score.log_p == pytest.approx(own.sum(), abs=1e-5 * len(own))
         assert score.greedy == (log_p.argmax(-1) == continuation).all()
     (nexts,) = model.next_log_p([prompt], [continuation])
     np.testing.assert_allclose(nexts, log_p[0, continuation], atol=1e-5)
