@@ -200,9 +200,6 @@ def chat(
     converse(talk, Console(highlight=False, markup=False))
 
 
-_STYLES = {"text": "", "python": "cyan", "output": "bold cyan"}
-
-
 def converse(chat: Chat, console: Console) -> None:
     """Talk until the user leaves. Mistakes are reported, and the chat continues."""
     with contextlib.suppress(ImportError):
@@ -229,19 +226,14 @@ def converse(chat: Chat, console: Console) -> None:
 
 
 def _answer(chat: Chat, text: str, console: Console) -> None:
-    deltas = chat.say(text)
-    kind = "text"
+    pieces = chat.say(text)
     try:
         with working(COMPILING):
-            first = list(itertools.islice(deltas, 1))
-        for delta in itertools.chain(first, deltas):
-            if delta.kind != kind:
-                # A call and what it gives: 27 * 14 = 378
-                console.print(Text(" = " if delta.kind == "output" else " "), end="")
-                kind = delta.kind
-            console.print(Text(delta.text, style=_STYLES[delta.kind]), end="", soft_wrap=True)
+            first = list(itertools.islice(pieces, 1))
+        for piece in itertools.chain(first, pieces):
+            console.print(Text(piece), end="", soft_wrap=True)
     except KeyboardInterrupt:
-        deltas.close()
+        pieces.close()
         console.print(" …", end="")
     except LrkvError as error:
         console.print(str(error), style="red", end="")

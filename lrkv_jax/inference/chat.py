@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import codecs
 import dataclasses
-from collections.abc import Generator, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Generator
+from typing import Any
 
-from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.chat import ChatFormat, Writer
 from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
 from lrkv_jax.inference.answers import Answering
 from lrkv_jax.inference.request import RngStream, Sequence
 from lrkv_jax.inference.trained_run import TrainedRun
-
-
-class ChatDelta(NamedTuple):
-    """A stretch of an answer. kind: text, python (a call) or output (the calculator's)."""
-
-    kind: str
-    text: str
 
 
 class Chat:
@@ -55,8 +48,8 @@ class Chat:
         """Tokens of the context that the conversation takes."""
         return len(self._sequence.tokens) if self._sequence else 0
 
-    def say(self, text: str) -> Generator[ChatDelta]:
-        """The answer to the user's next message, piece by piece as it is decoded.
+    def say(self, text: str) -> Generator[str]:
+        """The answer to the user's next message, in pieces of text as it is decoded.
 
         Only the new message is prefilled. Raises `LrkvError`, and leaves the conversation as it is,
         for an empty message, for one that the context has no room for, and for no new tokens.
@@ -77,7 +70,8 @@ class Chat:
             self._sequence = self._sequence if retained else None
         going = self._answering(turn, min(self.max_new_tokens, room))
         self.messages.append({"role": "user", "content": text})
-        reader, shown = _Reader(self._format), 0
+        writer, shown = Writer(self._format), 0
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
         try:
             while not going.over or shown < len(going.answer.ids):
                 if shown == len(going.answer.ids):
@@ -85,8 +79,10 @@ class Chat:
                     going.take()
                     continue
                 shown += 1
-                yield from reader.read(going.answer.ids[shown - 1])
-            yield from reader.rest()
+                if piece := decoder.decode(writer.piece(going.answer.ids[shown - 1])):
+                    yield piece
+            if piece := decoder.decode(writer.rest(), final=True):
+                yield piece
         finally:
             going.leave(shown)
             self._unfinished = not going.answer.ended
@@ -126,31 +122,3 @@ class Chat:
             self._sequence.request = dataclasses.replace(self._sequence.request, **options)
             self._engine.append(self._sequence, turn, budget)
         return Answering(self._engine, self._format, self._sequence)
-
-
-class _Reader:
-    """Ids that keep coming to text: whole characters, with the calculator's parts marked."""
-
-    def __init__(self, chat: ChatFormat):
-        self._tokenizer = chat.tokenizer
-        ids = chat.ids
-        self._kinds = {
-            ids.python_start: "python", ids.python_end: "text",
-            ids.output_start: "output", ids.output_end: "text",
-        }  # fmt: skip
-        self._kind = "text"
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def read(self, token: int) -> Iterator[ChatDelta]:
-        """The pieces that the next id adds; a cut character waits for its rest."""
-        if token in self._kinds:
-            yield from self.rest()
-            self._kind = self._kinds[token]
-        elif text := self._decoder.decode(self._tokenizer.decode_bytes([token])):
-            yield ChatDelta(self._kind, text)
-
-    def rest(self) -> Iterator[ChatDelta]:
-        """The rest of a cut character."""
-        if text := self._decoder.decode(b"", final=True):
-            yield ChatDelta(self._kind, text)
-        self._decoder.reset()

@@ -192,7 +192,7 @@ def chat(
     for turn in TURNS:
         cached = conversation.used
         console.print(Text("asked by this command: ", style="bold") + Text(turn))
-        console.print(Text("".join(piece.text for piece in conversation.say(turn))))
+        console.print(Text("".join(conversation.say(turn))))
         new = conversation.used - cached
         console.print(f"({cached} tokens were in the cache, {new} came with this turn)")
     console.print(

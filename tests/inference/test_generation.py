@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from support.hand_built import a_run, calling_run, follows, language_model
+from support.hand_built import a_run, calling_run, follows, language_model, says
 from support.variants import random_params
 
 from lrkv_jax.cli.runs import converse
@@ -15,7 +15,7 @@ from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Sampling, programs
-from lrkv_jax.inference.chat import Chat, ChatDelta, _Reader
+from lrkv_jax.inference.chat import Chat
 from lrkv_jax.inference.generation import generate_file, streamed
 from lrkv_jax.inference.language_model import Draws
 
@@ -118,7 +118,7 @@ def random_run():
 
 
 def heard(chat, text):
-    return "".join(piece.text for piece in chat.say(text))
+    return "".join(chat.say(text))
 
 
 @pytest.mark.slow
@@ -151,16 +151,13 @@ def test_a_second_turn_prefills_its_own_tokens_and_answers_as_if_all_were_read(m
 
 
 @pytest.mark.slow
-def test_calls_are_told_apart_from_text_and_answered(tmp_path):
+def test_calls_are_answered_and_written_as_in_the_data(tmp_path):
     message = {"messages": [{"role": "user", "content": "How much?"}]}
     generate(calling_run(), rows(tmp_path / "in", message), tmp_path / "out")
     assert read(tmp_path / "out") == [{**message, "text": "<<4*5=20>>."}]
     chat = Chat(calling_run(), sampling=Sampling(), max_new_tokens=20)
     for _ in range(2):
-        pieces = list(chat.say("How much?"))
-        joined = {kind: "".join(p.text for p in pieces if p.kind == kind) for kind, _ in pieces}
-        assert joined == {"python": "4*5", "output": "20", "text": "."}
-        assert chat.messages[-1]["content"] == "<<4*5=20>>."
+        assert heard(chat, "How much?") == chat.messages[-1]["content"] == "<<4*5=20>>."
 
 
 @pytest.mark.slow
@@ -185,7 +182,7 @@ def test_what_cannot_be_said_or_is_stopped_costs_no_other_turn():
 
     # An answer that is stopped is kept as far as it came.
     pieces = chat.say("Go on")
-    begun = next(pieces).text + next(pieces).text
+    begun = next(pieces) + next(pieces)
     pieces.close()
     assert chat.messages[-1]["content"] == begun
     heard(chat, "Hello")
@@ -193,15 +190,8 @@ def test_what_cannot_be_said_or_is_stopped_costs_no_other_turn():
 
 
 def test_a_character_of_several_tokens_comes_whole():
-    gpt2 = ChatFormat(load_tokenizer("gpt2"))
-    text = "naïve 👩‍👩 日本"
-    ids = gpt2.tokenizer.encode(text).tolist()
-    reader = _Reader(gpt2)
-    pieces = [piece for token in ids for piece in reader.read(token)]
-    assert "".join(p.text for p in pieces) == text and len(pieces) < len(ids)
-    assert not any("�" in piece.text for piece in pieces)
-    cut = _Reader(gpt2)
-    assert [*cut.read(gpt2.tokenizer.encode("日")[0]), *cut.rest()] == [ChatDelta("text", "�")]
+    chat = Chat(a_run(*says(TOKENIZER, "日")), sampling=Sampling())
+    assert list(chat.say("How?")) == ["日"]
 
 
 def test_the_terminal_talks_and_survives_mistakes(monkeypatch):
@@ -212,5 +202,5 @@ def test_the_terminal_talks_and_survives_mistakes(monkeypatch):
     chat = Chat(calling_run(), sampling=Sampling(), max_new_tokens=20)
     converse(chat, console)
     printed = out.getvalue()
-    assert printed.count("4*5 = 20 .") == 2 and "/reset starts anew" in printed
+    assert printed.count("<<4*5=20>>.") == 2 and "/reset starts anew" in printed
     assert chat.messages == [] and next(lines, "none") == "none"

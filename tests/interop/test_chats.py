@@ -135,7 +135,7 @@ def test_a_chats_turns_are_the_templates_whole_conversation(imported):
     chat = Chat(run, sampling=Sampling(temperature=0), max_new_tokens=3)
     form = ChatFormat(run.tokenizer)
     for number, text in enumerate(("a", "b")):
-        answer = "".join(piece.text for piece in chat.say(text))
+        answer = "".join(chat.say(text))
         messages = chat.messages[: 2 * number + 1]
         prompt = form.prompt(conversation_from([m for m in messages if m["content"]]))
         assert chat._sequence.tokens[: len(prompt)] == prompt, number
