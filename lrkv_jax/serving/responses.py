@@ -107,7 +107,7 @@ class Responder:
         return {**self._head, "object": self._object, "choices": made, "usage": self._usage()}
 
     async def events(self, deltas: AsyncGenerator[TextDelta]) -> AsyncGenerator[dict[str, Any]]:
-        """The response in chunks, each with how many tokens it is of."""
+        """The response in chunks."""
         async with contextlib.aclosing(deltas):
             async for delta in deltas:
                 opens = delta.index not in self._first
@@ -115,8 +115,8 @@ class Responder:
                 if opens and self._chat:
                     yield self._chunk(delta.index, {"role": "assistant", "content": ""})
                 content = {"content": delta.text} if delta.text else {}
-                more = {**self._more(delta), "tokens": len(delta.tokens)}
-                yield self._chunk(delta.index, content if self._chat else delta.text, **more)
+                text = content if self._chat else delta.text
+                yield self._chunk(delta.index, text, **self._more(delta))
         options = self._body.stream_options
         if options is not None and options.include_usage:
             yield {**self._chunk(0, ""), "choices": [], "usage": self._usage()}
