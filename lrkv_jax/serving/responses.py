@@ -6,12 +6,11 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from typing import Any
 
-from lrkv_jax.data.tokenizer import Tokenizer
 from lrkv_jax.inference.request import TokenLogprobs
-from lrkv_jax.serving.completion import Completion, TextDelta, Token
+from lrkv_jax.serving.completion import Completion, TextDelta
 from lrkv_jax.serving.request_schema import ChatRequest, CompletionRequest
 from lrkv_jax.serving.service import Service
 
@@ -19,50 +18,6 @@ from lrkv_jax.serving.service import Service
 LEAST_LOG_P = -9999.0
 # Of tokens that the calculator wrote, which nothing was drawn for.
 _CERTAIN = TokenLogprobs(0.0, [])
-
-
-class TokenNames:
-    """Tokens as OpenAI spells them in `logprobs`."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._bytes = tokenizer.decode_bytes
-
-    def name(self, token: int) -> str:
-        """A token's text; its bytes where they are no text, its id where it has none."""
-        piece = self._bytes([token])
-        try:
-            return piece.decode() or f"token_id:{token}"
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
-
-    def chat(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        """`logprobs` of a chat's choice."""
-        content = []
-        for token in tokens:
-            logprob = token.logprob or _CERTAIN
-            tops = [self._entry(*top) for top in logprob.tops]
-            content.append({**self._entry(token.id, logprob.log_p), "top_logprobs": tops})
-        return {"content": content, "refusal": None}
-
-    def completion(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        """`logprobs` of a completion's choice."""
-        logprobs = [token.logprob or _CERTAIN for token in tokens]
-        return {
-            "tokens": [self.name(token.id) for token in tokens],
-            "token_logprobs": [_finite(logprob.log_p) for logprob in logprobs],
-            "top_logprobs": [
-                {self.name(i): _finite(log_p) for i, log_p in logprob.tops} for logprob in logprobs
-            ],
-            "text_offset": [token.start for token in tokens],
-        }
-
-    def _entry(self, token, log_p):
-        piece = list(self._bytes([token]))
-        return {"token": self.name(token), "logprob": _finite(log_p), "bytes": piece}
-
-
-def _finite(log_p):
-    return log_p if math.isfinite(log_p) else LEAST_LOG_P
 
 
 class Responder:
@@ -81,7 +36,7 @@ class Responder:
         began: float,
     ):
         self._service, self._body, self._completions = service, body, completions
-        self._names, self._began = TokenNames(service.tokenizer), began
+        self._bytes, self._began = service.tokenizer.decode_bytes, began
         self._first: dict[int, float] = {}  # when each completion's first delta came
         self._chat = isinstance(body, ChatRequest)
         self._object = "chat.completion" if self._chat else "text_completion"
@@ -135,7 +90,7 @@ class Responder:
     def _more(self, delta):
         logprobs = None
         if self._body.logprob_count is not None:
-            form = self._names.chat if self._chat else self._names.completion
+            form = self._chat_logprobs if self._chat else self._completion_logprobs
             logprobs = form(delta.tokens)
         more = {"logprobs": logprobs, "finish_reason": delta.finish_reason or None}
         # The engine's thread may have found it while earlier deltas are still to be sent.
@@ -145,6 +100,38 @@ class Responder:
         if self._body.return_token_ids:
             more["token_ids"] = [token.id for token in delta.tokens]
         return more
+
+    def _chat_logprobs(self, tokens):
+        content = []
+        for token in tokens:
+            logprob = token.logprob or _CERTAIN
+            tops = [self._entry(*top) for top in logprob.tops]
+            content.append({**self._entry(token.id, logprob.log_p), "top_logprobs": tops})
+        return {"content": content, "refusal": None}
+
+    def _completion_logprobs(self, tokens):
+        logprobs = [token.logprob or _CERTAIN for token in tokens]
+        return {
+            "tokens": [self._spelled(token.id) for token in tokens],
+            "token_logprobs": [_finite(logprob.log_p) for logprob in logprobs],
+            "top_logprobs": [
+                {self._spelled(i): _finite(log_p) for i, log_p in logprob.tops}
+                for logprob in logprobs
+            ],
+            "text_offset": [token.start for token in tokens],
+        }
+
+    def _entry(self, token, log_p):
+        piece = list(self._bytes([token]))
+        return {"token": self._spelled(token), "logprob": _finite(log_p), "bytes": piece}
+
+    def _spelled(self, token):
+        """A token as OpenAI spells it: its text, bytes that are no text, or its id without any."""
+        piece = self._bytes([token])
+        try:
+            return piece.decode() or f"token_id:{token}"
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
     def _usage(self):
         """Tokens of each prompt once, those that its first text found cached, and new ones."""
@@ -173,3 +160,7 @@ class Responder:
             if completion.token_count > 1:
                 after_first = now - self._first[delta.index]
                 metrics.output_token.observe(after_first / (completion.token_count - 1))
+
+
+def _finite(log_p):
+    return log_p if math.isfinite(log_p) else LEAST_LOG_P
