@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lrkv_jax.data.conversation import conversation_from
-from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Sampling
 from lrkv_jax.inference.calls import STOPS
 from lrkv_jax.inference.sampling import BIASES, TOPS
@@ -25,6 +24,8 @@ MOST_FIELDS = 256
 Id = Annotated[int, Field(ge=0, lt=2**31)]
 Ids = Annotated[list[Id], Field(fail_fast=True, max_length=MOST_IDS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+BiasedId = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 Stop = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
 
 
@@ -66,24 +67,24 @@ class StreamOptions(Body):
 
 
 class GenerationRequest(Body):
-    """The fields common to requests for both kinds of text."""
+    """The fields common to requests for both kinds of text, with OpenAI's defaults."""
 
     model: str | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0  # vLLM's -1 is all tokens, as 0 is
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    logit_bias: dict[str, float] | None = None
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    logit_bias: dict[BiasedId, Bias] = {}
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] = []
     stop_token_ids: Annotated[list[Id], Field(max_length=STOPS - 3)] = []
     ignore_eos: bool = False
     min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    stream: bool | None = None
+    stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
 
@@ -107,34 +108,16 @@ class GenerationRequest(Body):
     @property
     def stop_strings(self) -> list[str]:
         """The stop strings."""
-        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
-
-    @property
-    def choices(self) -> int:
-        """Texts of each prompt."""
-        return self.n or 1
+        return [self.stop] if isinstance(self.stop, str) else self.stop
 
     def sampling(self) -> Sampling:
-        """How tokens are drawn; OpenAI's defaults for omitted fields: temperature 1, top-p 1.
-
-        Raises `LrkvError` for a bias whose keys are no token ids or whose values are not in ±100.
-        """
-        bias = {}
-        for token, value in (self.logit_bias or {}).items():
-            number = token.isascii() and token.isdecimal() and len(token) < 10
-            if not number or not -100 <= value <= 100:
-                raise LrkvError("logit_bias: give token ids, each with a number from -100 to 100")
-            bias[int(token)] = value
+        """How tokens are drawn."""
         return Sampling(
-            1.0 if self.temperature is None else self.temperature,
-            max(0, self.top_k),
-            1.0 if self.top_p is None else self.top_p,
-            self.min_p,
+            self.temperature, max(0, self.top_k), self.top_p, self.min_p,
             repetition_penalty=self.repetition_penalty,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            presence_penalty=self.presence_penalty or 0.0,
-            bias=bias,
-        )
+            frequency_penalty=self.frequency_penalty, presence_penalty=self.presence_penalty,
+            bias={int(token): value for token, value in self.logit_bias.items()},
+        )  # fmt: skip
 
 
 class CompletionRequest(GenerationRequest):
@@ -149,13 +132,13 @@ class CompletionRequest(GenerationRequest):
             Field(fail_fast=True, max_length=MOST_PROMPTS),
         ]
     )
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] = 16
     logprobs: Annotated[int, Field(ge=0, le=TOPS)] | None = None
 
     @property
     def most(self) -> int:
-        """The most new tokens; 16, as OpenAI's, unless given."""
-        return 16 if self.max_tokens is None else self.max_tokens
+        """The most new tokens."""
+        return self.max_tokens
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -203,12 +186,12 @@ class ChatRequest(GenerationRequest):
     ]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=TOPS)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=TOPS)] = 0
 
     @model_validator(mode="after")
     def _top_logprobs_need_logprobs(self) -> ChatRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         return self
 
@@ -221,7 +204,7 @@ class ChatRequest(GenerationRequest):
     @property
     def logprob_count(self) -> int | None:
         """How many of the likeliest tokens to report at each token; None reports nothing."""
-        return (self.top_logprobs or 0) if self.logprobs else None
+        return self.top_logprobs if self.logprobs else None
 
     def conversation(self):
         """The turns, but for empty answers, which a server may have given.

@@ -135,7 +135,7 @@ class Responder:
 
     def _usage(self):
         """Tokens of each prompt once, those that its first text found cached, and new ones."""
-        firsts = self._completions[:: self._body.choices]
+        firsts = self._completions[:: self._body.n]
         prompt = sum(len(completion.prompt) for completion in firsts)
         new = sum(completion.token_count for completion in self._completions)
         cached = sum(completion.sequence.result.cached_tokens for completion in firsts)
@@ -150,7 +150,7 @@ class Responder:
         if delta.index not in self._first:
             self._first[delta.index] = now
             metrics.first_token.observe(now - self._began)
-            if delta.index % self._body.choices == 0:
+            if delta.index % self._body.n == 0:
                 metrics.prompt_tokens.inc(len(completion.prompt))
         metrics.generation_tokens.inc(len(delta.tokens))
         if delta.finish_reason:

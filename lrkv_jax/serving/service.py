@@ -175,10 +175,10 @@ class Service:
     def completions_of(self, body: CompletionRequest | ChatRequest) -> tuple[list[Completion], int]:
         """Return the completions that are requested, and the seed of their sampling."""
         if isinstance(body, ChatRequest):
-            self._check_number("n", body.choices)
+            self._check_number("n", body.n)
             return self._answers(body)
         prompts = body.prompts
-        self._check_number("prompt", len(prompts) * body.choices)
+        self._check_number("prompt", len(prompts) * body.n)
         for prompt in prompts:
             self._check_length("prompt", prompt)
         ids = [self._ids(number, prompt) for number, prompt in enumerate(prompts)]
@@ -207,7 +207,7 @@ class Service:
                 )
                 raise APIError(400, text, code="context_length_exceeded", param=param)
         seed = secrets.randbits(31) if body.seed is None else body.seed
-        n, sampling = body.choices, body.sampling()
+        n, sampling = body.n, body.sampling()
         self._check_ids("logit_bias", list(sampling.bias))
         self._check_ids("stop_token_ids", body.stop_token_ids)
         options = {

@@ -145,7 +145,7 @@ WRONG = [
     ("/v1/completions", {"prompt": [[1]] * 400_000, "n": 16}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a" * 1_000_000}, 400, "prompt"),
     ("/v1/completions", {"prompt": "a", "min_tokens": 2**31}, 400, "min_tokens"),
-    ("/v1/completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, None),
+    ("/v1/completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias"),
     ("/v1/completions", {"prompt": "a", "logit_bias": dict.fromkeys(range(301), 1)}, 400, None),
     ("/v1/completions", {"prompt": "a", "logit_bias": {"99999": 1}}, 400, "logit_bias"),
     ("/v1/completions", {"prompt": "a", "stop_token_ids": [99999]}, 400, "stop_token_ids"),
