@@ -18,6 +18,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lrkv_jax.distributed.rules import RULES, mesh_axes_of
+from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.weights import spec_of, variables
 
 HEADS = ("heads", "kv_heads")
@@ -28,7 +29,8 @@ def on_mesh(attend, layer, x_BTD, cache, *rows):
 
     `rows` are arrays [B, ...], or None. Without a mesh, on one of a single device, and where every
     axis is manual already, this is the call itself. Where sequences are split a pool of pages is
-    too: a sequence's table then counts from its shard's first page.
+    too: a sequence's table then counts from its shard's first page. Raises `LrkvError` where the
+    mesh divides only one of the two.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if math.prod(mesh.shape[axis] for axis in _free_axes(mesh)) == 1:
@@ -39,6 +41,7 @@ def on_mesh(attend, layer, x_BTD, cache, *rows):
         return attend(tree.unflatten(weights), x_BTD, cache, *rows)
 
     parts = _Partitions(layer, mesh)
+    parts.check_pool(len(x_BTD), cache)
     batch = parts.of(("batch",), x_BTD.shape[:1])
     out = parts.of(("batch", "positions", "heads"), (*x_BTD.shape[:2], layer.config.heads))
     cache_specs = None if cache is None else parts.of_cache(cache)
@@ -126,6 +129,15 @@ class _Partitions:
         while places and places[-1] is None:
             places.pop()
         return PartitionSpec(*places)
+
+    def check_pool(self, sequences: int, cache: Any) -> None:
+        """Raise `LrkvError` if only one is split: tables would name pages of another shard."""
+        for pages in {len(array) for array in jax.tree.leaves(cache)}:
+            if (sequences % self._rows == 0) != (pages % self._rows == 0):
+                raise LrkvError(
+                    f"{sequences} sequences and a pool of {pages} pages, on a mesh that splits "
+                    f"both in {self._rows}: make each a multiple of {self._rows}"
+                )
 
     def of_cache(self, cache: Any) -> Any:
         """The cache's dataclass, with the placement of each array that is there."""

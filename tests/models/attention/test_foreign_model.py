@@ -139,6 +139,17 @@ def test_a_layer_computes_the_same_in_a_shard_map_over_an_axis_called_fsdp():
         np.testing.assert_allclose(array, expected_BTD, atol=1e-5)
 
 
+@pytest.mark.parametrize(("sequences", "pages"), [(3, 8), (4, 7)])
+def test_sequences_and_their_pool_are_both_split_over_a_mesh_or_refused(sequences, pages):
+    layer = trained("lrkv_full")[0].attention[0]
+    x_BTD, pages_BN = jnp.ones((sequences, 1, D)), jnp.zeros((sequences, 1), jnp.int32)
+    pool, lengths_B = layer.init_cache(pages, 16), jnp.zeros(sequences, jnp.int32)
+    types, message = (AxisType.Auto,), f"{sequences} sequences and a pool of {pages} pages"
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2], axis_types=types)
+    with jax.set_mesh(mesh), pytest.raises(lj.LrkvError, match=message):
+        layer.decode(x_BTD, pool, lengths_B, pages_BN)
+
+
 def spec_of_keys(layer):
     return nnx.get_partition_spec(nnx.state(layer))["key_down"].get_value()
 
