@@ -35,6 +35,11 @@ def main() -> None:
     Raises `SystemExit` with the exit code. Only where another process of the run has to
     learn of an error does it end this one itself.
     """
+    # None where the caller closed it (`>&-`): what prints, and ends a process, needs a stream.
+    if sys.stdout is None:
+        sys.stdout = sys.__stdout__ = open(os.devnull, "w")  # type: ignore[misc]  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = sys.__stderr__ = open(os.devnull, "w")  # type: ignore[misc]  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):  # whose encoding may lack a character
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -239,6 +239,15 @@ def test_what_orbax_logs_is_left_out_by_a_command_and_not_by_python(
     assert caplog.messages == ["from Python"]
 
 
+def test_what_prints_and_ends_a_process_has_streams_where_the_caller_closed_them(
+    capsys, monkeypatch
+):
+    for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
+        monkeypatch.setattr(sys, name, None)  # as Python does for `>&- 2>&-`
+    assert lrkv(capsys, monkeypatch, "--version")[0] == 0
+    assert not any(s.isatty() for s in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__))
+
+
 @pytest.mark.parametrize(
     ("error", "option", "code"),
     [
