@@ -36,9 +36,10 @@ MIN_COMPILE_SECONDS = 0.5
 
 # What is left is for the collectives' buffers, the libraries' workspaces and CUDA's context.
 MEMORY_FRACTION = "0.92"
-# malloc.h's M_ARENA_MAX (another thread's arena holds 64 MB at most), M_MMAP_THRESHOLD (no array is
-# mapped by itself) and M_TRIM_THRESHOLD (nothing is given back).
-KEEP = {-8: 1, -3: -1, -1: -1}
+# malloc.h's M_ARENA_MAX (another thread's arena holds 64 MB at most), M_MMAP_MAX (no array is
+# mapped by itself; an older glibc refuses such a threshold) and M_TRIM_THRESHOLD (nothing is given
+# back).
+KEEP = {-8: 1, -4: 0, -1: -1}
 # A layer's weights arrive while the layer before it computes.
 BETWEEN_GPUS = {"xla_gpu_pipeline_all_gather": "COLLECTIVE_PIPELINING_MODE_ON"}
 
