@@ -64,6 +64,9 @@ WRONG = {
     ),
     "a full cache": (lambda: decode(10, 1, [3, 10, 0]), "lengths 0 to 10 and 1 new tokens"),
     "a negative length": (lambda: decode(10, 1, [3, -1, 0]), "lengths are 0 or more"),
+    "lengths in a byte": (
+        lambda: decode(10, 8, jnp.full(3, 250, jnp.uint8)), "250 to 250 and 8 new tokens"
+    ),
     "no run": (lambda: lj.load_run("nowhere"), "nowhere is not a run"),
     "a name to train": (lambda: lj.train("quickstart"), "give it load_config(NAME, overrides)"),
     "a setting that is none": (

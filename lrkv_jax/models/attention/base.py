@@ -373,7 +373,7 @@ def _integers(name, given, shape):
     try:
         found = jnp.asarray(given)
         if jnp.issubdtype(found.dtype, jnp.integer):
-            return jnp.broadcast_to(found, shape)
+            return jnp.broadcast_to(found.astype(jnp.int32), shape)  # sums of small ones wrap
     except (TypeError, ValueError):  # no numbers, or of no such shape
         pass
     raise LrkvError(f"{name} = {str(given)[:60]}: give integers {list(shape)}")
