@@ -42,13 +42,19 @@ RULES: Rules = {
 }
 
 
-def check_rules(pairs: Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
-    """The pairs as a tuple; raises `LrkvError` for one whose logical axis does not exist."""
-    pairs = tuple((name, tuple(axis) if isinstance(axis, list) else axis) for name, axis in pairs)
-    for name, _ in pairs:
+def check_rules(pairs: Rules | Iterable[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
+    """The rules, a mapping or pairs, as pairs.
+
+    Raises `LrkvError` for what is neither, and for a logical axis that does not exist.
+    """
+    try:
+        rules = dict(pairs)
+    except (TypeError, ValueError):
+        raise LrkvError(f"axis_rules = {pairs!r}: give pairs, as in [('heads', 'model')]") from None
+    for name in rules:
         if name not in RULES:
             raise LrkvError(f"axis_rules: there is no logical axis {name}{nearest(name, RULES)}")
-    return pairs
+    return tuple((n, tuple(axis) if isinstance(axis, list) else axis) for n, axis in rules.items())
 
 
 def mesh_axes_of(name: str, rules: Rules = RULES) -> tuple[str, ...]:

@@ -58,6 +58,17 @@ WRONG = {
     "a seed for rngs": (
         lambda: lj.make_attention(layer().config, rngs=0), "rngs = 0: give nnx.Rngs, as in"
     ),
+    "rngs without parameters": (
+        lambda: lj.make_attention(layer().config, rngs=nnx.Rngs(dropout=0)), "give nnx.Rngs, as in"
+    ),
+    "a rule as a text": (
+        lambda: lj.make_attention(layer().config, rngs=nnx.Rngs(0), axis_rules="heads"),
+        "axis_rules = 'heads': give pairs, as in",
+    ),
+    "a list for an array": (lambda: layer()([[1.0] * 32]), "the layer's input is a list: give"),
+    "a negative batch": (lambda: layer().init_cache(-1, 10), "init_cache(-1, 10, "),
+    "half a slot": (lambda: layer().init_cache(2, 10.5), "a length of 1 or more"),
+    "no such dtype": (lambda: layer().init_cache(2, 10, "float33"), "'float33'): give"),
     "another width": (lambda: layer()(jnp.zeros((1, 5, 16))), "float32[1, 5, 16]"),
     "more tokens than slots": (
         lambda: decode(10, 24, [0, 0, 0], jax.jit), "24 new tokens, in a cache of 10 slots"

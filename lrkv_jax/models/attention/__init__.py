@@ -14,10 +14,10 @@ def make_attention(config, *, rngs, axis_rules=None):
     """The attention layer of `config: ModelConfig`, a module x [B, T, D] → [B, T, D] for any model.
 
     Its weights are drawn from `rngs` (`nnx.Rngs`); the output projection starts at zero, so that a
-    fresh layer adds nothing to the stream. `axis_rules` are pairs of a logical axis, one of `RULES`
-    in `lrkv_jax.distributed.rules`, and the mesh axis, the mesh axes, or None that shards it, as
-    flax has them: ("batch", "data"), ("heads", "model"). They define how sequences and heads are
-    split on the mesh in use. With them the weights carry their axes' names, so that
+    fresh layer adds nothing to the stream. `axis_rules`, pairs or a mapping, have a logical axis,
+    one of `RULES` in `lrkv_jax.distributed.rules`, and the mesh axis, the mesh axes, or None that
+    shards it, as flax has them: ("batch", "data"), ("heads", "model"). They define how sequences
+    and heads are split on the mesh in use. With them the weights carry their axes' names, so that
     `nnx.get_partition_spec` finds their placement; () leaves the rules to flax's context. Raises
     `LrkvError` for an axis that does not exist.
     """
@@ -33,8 +33,8 @@ def make_attention(config, *, rngs, axis_rules=None):
             f"make_attention of a {type(config).__name__}: give a ModelConfig, as in "
             "ModelConfig(width=64, heads=4, head_width=16, attention=LRKV(rank=8))"
         )
-    if not isinstance(rngs, nnx.Rngs):
-        raise LrkvError(f"rngs = {rngs!r}: give nnx.Rngs, as in rngs=nnx.Rngs(0)")
+    if not (isinstance(rngs, nnx.Rngs) and hasattr(rngs, "params")):
+        raise LrkvError(f"rngs = {str(rngs)[:60]}: give nnx.Rngs, as in rngs=nnx.Rngs(0)")
     layer = config.attention.layer_class()(config.main_kind)
     draw(layer, rngs.params())
     if axis_rules is not None:

@@ -18,6 +18,7 @@ B batch  T new tokens  S cache slots  D model width  H heads  K head width  W lo
 """
 
 import inspect
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -200,9 +201,20 @@ class Attention(nnx.Module):
     def init_cache(self, batch: int, length: int, dtype: jnp.dtype | None = None) -> Cache:
         """An empty cache for `batch` sequences of up to `length` tokens.
 
-        `dtype` is the computation's, `config.dtype`, unless given.
+        `dtype` is the computation's, `config.dtype`, unless given. Raises `LrkvError` for sizes and
+        dtypes that no cache has.
         """
-        shapes = self.stored_shapes(batch, length, dtype or resolve_dtype(self.config.dtype))
+        try:
+            dtype = jnp.dtype(dtype or resolve_dtype(self.config.dtype))
+            smallest = min(operator.index(batch), operator.index(length))
+        except TypeError:
+            smallest = 0
+        if smallest < 1:
+            raise LrkvError(
+                f"init_cache({batch!r}, {length!r}, {dtype!r}): give a batch and a length of 1 or "
+                "more, and a dtype of JAX or none"
+            )
+        shapes = self.stored_shapes(batch, length, dtype)
         return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
 
     def stored_shapes(self, batch: int, length: int, dtype: jnp.dtype) -> Cache:
@@ -302,10 +314,12 @@ class Attention(nnx.Module):
         return in_float64(self.query_gain) * in_float64(self.key_gain)
 
     def _check_input(self, x_BTD):
-        shape, floating = x_BTD.shape, jnp.issubdtype(x_BTD.dtype, jnp.floating)
+        is_array, shape = hasattr(x_BTD, "dtype"), getattr(x_BTD, "shape", ())
+        floating = is_array and jnp.issubdtype(x_BTD.dtype, jnp.floating)
         if len(shape) != 3 or shape[-1] != self.config.width or 0 in shape or not floating:
+            given = _shape(x_BTD) if is_array else f"a {type(x_BTD).__name__}"
             raise LrkvError(
-                f"the layer's input is {_shape(x_BTD)}: give floating-point [batch, positions, "
+                f"the layer's input is {given}: give floating-point [batch, positions, "
                 f"{self.config.width}], as wide as the model"
             )
 

@@ -158,7 +158,7 @@ def test_the_weights_carry_their_axes_where_flax_looks_for_them():
     config = lj.ModelConfig(width=D, heads=4, head_width=8, attention=lj.LRKV(rank=3))
     layer = lj.make_attention(config, rngs=nnx.Rngs(0), axis_rules=())
     assert spec_of_keys(layer) == PartitionSpec("heads", "embed", "rank")
-    rules = (("embed", "fsdp"), ("heads", ("x", "y")))
+    rules = {"embed": "fsdp", "heads": ("x", "y")}
     ruled = lj.make_attention(config, rngs=nnx.Rngs(0), axis_rules=rules)
     assert spec_of_keys(ruled) == PartitionSpec(("x", "y"), "fsdp", None)
     with pytest.raises(lj.LrkvError, match="no logical axis head: did you mean heads"):
