@@ -75,15 +75,17 @@ class Processes:
         if place.process == 0:
             _check_port(place.coordinator)
         timer = _warn_later(place, seconds)
-        jax.distributed.initialize(
-            coordinator_address=place.coordinator,
-            num_processes=place.processes,
-            process_id=place.process,
-            cluster_detection_method="deactivate",
-            initialization_timeout=seconds,
-            heartbeat_timeout_seconds=heartbeat or HEARTBEAT_SECONDS,
-        )
-        timer.cancel()
+        try:
+            jax.distributed.initialize(
+                coordinator_address=place.coordinator,
+                num_processes=place.processes,
+                process_id=place.process,
+                cluster_detection_method="deactivate",
+                initialization_timeout=seconds,
+                heartbeat_timeout_seconds=heartbeat or HEARTBEAT_SECONDS,
+            )
+        finally:
+            timer.cancel()
         self.as_jax_knows()
         self._hosts = self.exchange(socket.gethostname())
 

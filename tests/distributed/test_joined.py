@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+import threading
 from unittest.mock import Mock
 
 import pytest
@@ -130,3 +131,13 @@ def test_a_port_in_use_is_one_line(monkeypatch):
         with pytest.raises(LrkvError, match=message) as error:
             Processes().join()
         assert error.value.exit_code == EXIT_UNAVAILABLE
+
+
+def test_a_process_that_could_not_join_waits_for_nobody(monkeypatch):
+    for name, value in (("COORDINATOR", "127.0.0.1:1"), ("PROCESSES", "2"), ("PROCESS", "1")):
+        monkeypatch.setenv(f"LRKV_{name}", value)
+    monkeypatch.setattr("jax.distributed.initialize", Mock(side_effect=RuntimeError))
+    with pytest.raises(RuntimeError):
+        Processes().join()
+    timers = [thread for thread in threading.enumerate() if isinstance(thread, threading.Timer)]
+    assert all(timer.finished.is_set() for timer in timers), "of the line that it waits"
