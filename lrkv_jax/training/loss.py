@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.rules import BATCH, CONTEXT, TENSOR, partition
-from lrkv_jax.kernels.cross_entropy import Teacher, chunked_cross_entropy, mean_cross_entropy
+from lrkv_jax.kernels.cross_entropy import Teacher, mean_cross_entropy
 from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters
 from lrkv_jax.models.weights import LAYERS
 from lrkv_jax.training.token_batch import PLAIN, BatchFormat, TokenBatch
@@ -47,9 +47,7 @@ def make_loss(
         here = _own_positions(tokens_bU, batch_format)
         model = with_parameters(config, params)
         x_btD = model.hidden(here.inputs_bt, here.positions_bt, here.segments_bt)
-        return _on_vocabulary(chunked_cross_entropy, config, chunk, HERE)(
-            x_btD, model.head_kernel(), here.targets_bt
-        )
+        return _on_vocabulary(config, chunk)(x_btD, model.head_kernel(), here.targets_bt)[1]
 
     parts = _parameter_parts(config, mesh), PartitionSpec(BATCH)
     return manual_sharding.train_step(local, mesh, parts, PartitionSpec(BATCH, CONTEXT))
@@ -90,7 +88,7 @@ def make_gradient(
             other = with_parameters(taught, jax.lax.stop_gradient(theirs))
             read_btE = other.hidden(here.inputs_bt, here.positions_bt, here.segments_bt)
             teacher = Teacher(read_btE, other.head_kernel(), taught.softcap)
-        mean, nll_bt = _on_vocabulary(mean_cross_entropy, model, train.loss_chunk, (HERE, HERE))(
+        mean, nll_bt = _on_vocabulary(model, train.loss_chunk)(
             x_btD,
             transformer.head_kernel(),
             *targets[: 3 if batch_format.masked else 1],
@@ -160,8 +158,8 @@ def _parameter_parts(config: ModelConfig, mesh: Mesh | AbstractMesh) -> Any:
     )
 
 
-def _on_vocabulary(cross_entropy, config, chunk, out_specs):
-    """The loss of (x, kernel [D, V], targets), each tensor shard with its columns."""
+def _on_vocabulary(config, chunk):
+    """`mean_cross_entropy` of (x, kernel [D, V], targets), each tensor shard with its columns."""
     shards = manual_sharding.size(TENSOR)
     axis = TENSOR if shards > 1 and config.vocabulary % shards == 0 else None
     columns = PartitionSpec(None, axis)
@@ -173,10 +171,10 @@ def _on_vocabulary(cross_entropy, config, chunk, out_specs):
             how = {"softcap": config.softcap, "chunk": chunk, "axis": axis}
             if theirs:
                 how["teacher"] = Teacher(*theirs, teacher.softcap)
-            return cross_entropy(x_btD, kernel_DV, *targets, **how)
+            return mean_cross_entropy(x_btD, kernel_DV, *targets, **how)
 
         parts = (HERE, columns, HERE, HERE, columns)[: 3 + len(theirs)]
-        return manual_sharding.over_tensor(local, parts, out_specs)(
+        return manual_sharding.over_tensor(local, parts, (HERE, HERE))(
             x_btD, kernel_DV, targets, *theirs
         )
 
