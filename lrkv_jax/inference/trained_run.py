@@ -36,7 +36,7 @@ _SETTINGS = ("max_new_tokens", "seed", *(field.name for field in fields(Sampling
 class TrainedRun:
     """A run's configuration and the parameters of one of its steps, placed on `mesh`.
 
-    `params` is the nested dict of `lrkv_jax.models.transformer.parameters`, `directory` the run's,
+    `params` is the nested dict of `lrkv_jax.models.weights.weights_of`, `directory` the run's,
     if it has one.
     """
 

@@ -242,17 +242,13 @@ def _gathered[M: nnx.Module](module: M, dtype: jnp.dtype) -> M:
     return jax.tree.unflatten(tree, manual_sharding.gathered(shards, axes, dtype))
 
 
-# A model's parameters as a nested dict of arrays.
-parameters = weights_of
-
-
 def init_parameters(config: ModelConfig, seed: int) -> Any:
     """Fresh float32 parameters; a pure function of its arguments, to be jitted or not."""
-    return parameters(Transformer(config, rngs=nnx.Rngs(seed)))
+    return weights_of(Transformer(config, rngs=nnx.Rngs(seed)))
 
 
 def with_parameters(config: ModelConfig, params: Any) -> Transformer:
-    """The model of `config` around a nested dict of arrays, as `parameters` gives it."""
+    """The model of `config` around a nested dict of arrays, as `weights_of` gives it."""
     return _shape_of(config)[0].unflatten(jax.tree.leaves(params))
 
 
@@ -265,7 +261,7 @@ def abstract_parameters(config: ModelConfig) -> Any:
 
 
 def specs(config: ModelConfig) -> Any:
-    """The tree of `WeightSpec` that mirrors `parameters`."""
+    """The tree of `WeightSpec` that mirrors the parameters."""
     return _shape_of(config)[2]
 
 
@@ -275,7 +271,7 @@ def _shape_of(config: ModelConfig) -> tuple[Any, Any, Any]:
     """The model's structure, the shapes of its parameters, and their `WeightSpec`s."""
     model = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
     _check_counts(config, [block.attention for block in _in_order(model.blocks)])
-    return jax.tree.structure(model), parameters(model), weight_specs(model)
+    return jax.tree.structure(model), weights_of(model), weight_specs(model)
 
 
 def _check_counts(config, layers):

@@ -16,13 +16,8 @@ from support.variants import FIVE, HYBRID, VOCABULARY, error, random_params, ran
 
 from lrkv_jax.config.rope import RopeScaling
 from lrkv_jax.models.attention import GQA, LRKV, MHA
-from lrkv_jax.models.transformer import (
-    Transformer,
-    init_parameters,
-    parameters,
-    specs,
-    with_parameters,
-)
+from lrkv_jax.models.transformer import Transformer, init_parameters, specs, with_parameters
+from lrkv_jax.models.weights import weights_of
 
 # Weights are arguments: XLA would spend its time folding constants.
 logits_of = jax.jit(lambda model, tokens_BT: model(tokens_BT))
@@ -74,7 +69,7 @@ def test_parameters_are_float32_mirror_their_specs_and_repeat_with_the_seed():
     # One seed's variants share what they have in common, so that they can be compared in pairs.
     mha = init_parameters(small(MHA(), dtype="bfloat16"), 3)
     constructed = Transformer(small(MHA(), dtype="bfloat16"), rngs=nnx.Rngs(3))
-    chex.assert_trees_all_equal(parameters(constructed), mha)
+    chex.assert_trees_all_equal(weights_of(constructed), mha)
     for path in (("embedding", "table"), ("blocks", "mlp", "up"), ("blocks", "attention", "query")):
         ours, its = (functools.reduce(dict.get, path, tree) for tree in (params, mha))
         assert ours.shape != its.shape or np.array_equal(ours, its), path
