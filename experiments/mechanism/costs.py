@@ -24,7 +24,7 @@ from lrkv_jax.files import write_json  # noqa: E402
 from lrkv_jax.lab.bench.clock import Timer, interleaved, quartiles, timer  # noqa: E402
 from lrkv_jax.lab.bench.report import machine  # noqa: E402
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes  # noqa: E402
-from lrkv_jax.models.transformer import Transformer  # noqa: E402
+from lrkv_jax.models.transformer import Transformer, Unstacked  # noqa: E402
 
 STEPS = 16  # of a call
 LENGTHS = (8192, 131072)  # whose caches are counted
@@ -41,7 +41,7 @@ def models() -> dict[str, ModelConfig]:
 
 def decoding(config: ModelConfig, length: int) -> Timer:
     """A timer of a call of `STEPS` greedy tokens, the last of them behind `length` others."""
-    model = Transformer(config, rngs=nnx.Rngs(0)).unstacked()
+    model = Unstacked(Transformer(config, rngs=nnx.Rngs(0)))
     cache = jax.tree.map(lambda array: array + 0.01, model.init_cache(1, length))
 
     @jax.jit

@@ -39,7 +39,7 @@ def check_parameters(config: ModelConfig, params: Any) -> None:
 def model_of(config: ModelConfig, params: Any, mesh: Mesh | None) -> Unstacked:
     """The model with these parameters, as its steps read them, where they are read."""
     with jax.set_mesh(mesh):
-        model = with_parameters(config, _in_compute_dtype(config, params)).unstacked()
+        model = Unstacked(with_parameters(config, _in_compute_dtype(config, params)))
         if mesh is not None:
             return _placed(model, mesh)
         if jax.default_backend() == "cpu":

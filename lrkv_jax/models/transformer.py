@@ -163,10 +163,6 @@ class Transformer(nnx.Module):
             return _gathered(self.head, dtype).kernel[...]
         return _gathered(self.embedding, dtype).table[...].T * self.config.width**-0.5
 
-    def unstacked(self) -> Unstacked:
-        """The model with its blocks one by one."""
-        return Unstacked(self)
-
     def embed(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
         """The stream before the first block."""
         x_BTD = self.embedding(tokens_BT, resolve_dtype(self.config.dtype))

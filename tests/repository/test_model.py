@@ -16,7 +16,13 @@ from support.variants import FIVE, HYBRID, VOCABULARY, error, random_params, ran
 
 from lrkv_jax.config.rope import RopeScaling
 from lrkv_jax.models.attention import GQA, LRKV, MHA
-from lrkv_jax.models.transformer import Transformer, init_parameters, specs, with_parameters
+from lrkv_jax.models.transformer import (
+    Transformer,
+    Unstacked,
+    init_parameters,
+    specs,
+    with_parameters,
+)
 from lrkv_jax.models.weights import weights_of
 
 # Weights are arguments: XLA would spend its time folding constants.
@@ -83,7 +89,7 @@ def test_stacked_unrolled_and_listed_layers_are_one_model(name):
     unrolled = with_parameters(config.model_copy(update={"unroll": config.layers}), params)
     expected = logits_of(stacked, TOKENS_BT)
     assert error(logits_of(unrolled, TOKENS_BT), expected) < 1e-6
-    listed = jax.jit(lambda model, tokens: model.unstacked()(tokens))
+    listed = jax.jit(lambda model, tokens: Unstacked(model)(tokens))
     assert error(listed(stacked, TOKENS_BT), expected) < 1e-6
 
 

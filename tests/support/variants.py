@@ -14,7 +14,7 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.config.attention import variants
 from lrkv_jax.config.rope import RopeScaling
 from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA
-from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters
+from lrkv_jax.models.transformer import Unstacked, abstract_parameters, specs, with_parameters
 
 HEADS, HEAD_WIDTH, WIDTH, VOCABULARY = 4, 8, 24, 40
 MODES = ("full", "shared", "latent", "none")
@@ -114,7 +114,7 @@ def _drawn(config, seed):
 def random_model(config: ModelConfig, seed: int = 0):
     """The model around `random_params`, its blocks a list."""
     # Unstacked in numpy: a slice of a JAX array is a program to compile, for every shape.
-    return jax.tree.map(jnp.asarray, with_parameters(config, _drawn(config, seed)).unstacked())
+    return jax.tree.map(jnp.asarray, Unstacked(with_parameters(config, _drawn(config, seed))))
 
 
 def random_tokens(*shape: int, seed: int = 0):

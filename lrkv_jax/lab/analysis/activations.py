@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from lrkv_jax.config import ModelConfig
 from lrkv_jax.models.attention.base import Attention
 from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual
-from lrkv_jax.models.transformer import main_layers, with_parameters
+from lrkv_jax.models.transformer import Unstacked, main_layers, with_parameters
 from lrkv_jax.training.token_batch import PLAIN, BatchFormat
 
 
@@ -53,7 +53,7 @@ def on_text(
         )
         if positions_BT is None:
             positions_BT = jnp.broadcast_to(jnp.arange(ids_BT.shape[1]), ids_BT.shape)
-        model = with_parameters(config, params).unstacked()
+        model = Unstacked(with_parameters(config, params))
         x_BTD, moments, grams = model.embed(ids_BT), [], []
         for layer, block in enumerate(model.blocks):
             if layer in analyzed:

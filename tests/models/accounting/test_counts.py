@@ -16,7 +16,7 @@ from lrkv_jax.models.accounting import counts as accounting
 from lrkv_jax.models.accounting.serving import attention_flops, serving
 from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA
 from lrkv_jax.models.attention.cache import in_int8
-from lrkv_jax.models.transformer import abstract_parameters, with_parameters
+from lrkv_jax.models.transformer import Unstacked, abstract_parameters, with_parameters
 
 
 def config_of(scale, variant, *overrides):
@@ -63,7 +63,8 @@ def test_counts_of_a_hybrid_are_sums_over_its_layers_and_its_windows_end():
 
     def nbytes(tokens):
         def made(params):
-            return with_parameters(model, params).unstacked().init_cache(1, tokens, jnp.bfloat16)
+            whole = Unstacked(with_parameters(model, params))
+            return whole.init_cache(1, tokens, jnp.bfloat16)
 
         caches = jax.eval_shape(made, params)
         return [
