@@ -29,6 +29,11 @@ class Teacher(NamedTuple):
     softcap: float | None
 
 
+def soft_cap(logits: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
+    """cap · tanh(logits / cap): logits stay inside ±cap; None leaves them alone."""
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
 def mean_cross_entropy(
     x_BTD: Float[Array, "B T D"],
     kernel_DV: Float[Array, "D V"],
@@ -121,8 +126,7 @@ _mean.defvjp(_mean_forward, _mean_backward)
 
 
 def _capped(x_BtD, kernel_DV, softcap):
-    logits_BtV = jnp.matmul(x_BtD, kernel_DV, preferred_element_type=jnp.float32)
-    return logits_BtV if softcap is None else softcap * jnp.tanh(logits_BtV / softcap)
+    return soft_cap(jnp.matmul(x_BtD, kernel_DV, preferred_element_type=jnp.float32), softcap)
 
 
 def _nll(logits_BtV, targets_Bt, softcap, axis):

@@ -177,8 +177,3 @@ class Head(nnx.Module):
     def __init__(self, vocabulary: int, width: int):
         shape = (width, vocabulary)
         self.kernel = weight("embed -> vocabulary", shape, std=0, group="head")
-
-
-def soft_cap(logits: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
-    """cap · tanh(logits / cap): logits stay inside ±cap; None leaves them alone."""
-    return logits if cap is None else cap * jnp.tanh(logits / cap)

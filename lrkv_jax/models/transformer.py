@@ -21,9 +21,10 @@ from lrkv_jax.config import ModelConfig
 from lrkv_jax.distributed import manual_sharding
 from lrkv_jax.distributed.rules import constrain_batch
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.kernels.cross_entropy import soft_cap
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token, parameter_counts
 from lrkv_jax.models.attention.cache import Cache, Pages
-from lrkv_jax.models.layers import MLP, Embedding, Head, Norm, resolve_dtype, soft_cap
+from lrkv_jax.models.layers import MLP, Embedding, Head, Norm, resolve_dtype
 from lrkv_jax.models.remat import Remat, rematerialized
 from lrkv_jax.models.weights import draw, spec_of, variables, weight_specs, weights_of
 
