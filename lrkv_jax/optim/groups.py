@@ -10,20 +10,14 @@
 Rank decides nothing: a 2-D embedding stays with AdamW, a 4-D stack of LRKV factors goes to Muon.
 """
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
-from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
 
 from lrkv_jax.config.schema import OptimizerConfig
-from lrkv_jax.distributed.mesh import in_use
-from lrkv_jax.distributed.rules import partition
 from lrkv_jax.optim.muon import scale_by_muon
 from lrkv_jax.optim.schedules import learning_rates, momentum_schedule
 
@@ -75,7 +69,7 @@ def make_optimizer(
         "still": optax.set_to_zero(),
     }
     rules = optax.partition(rules, jax.tree.map(lambda s: s.group, specs))
-    clip = optax.identity() if config.grad_clip is None else _clip(config.grad_clip, specs)
+    clip = optax.identity() if config.grad_clip is None else _clip(config.grad_clip)
     return optax.chain(clip, rules)
 
 
@@ -91,37 +85,12 @@ def _cautious(decay: optax.Schedule) -> optax.GradientTransformation:
     return optax.GradientTransformation(everywhere.init, update)
 
 
-def _clip(most: float, specs: Any) -> optax.GradientTransformation:
+def _clip(most: float) -> optax.GradientTransformation:
     """Scale the whole gradient so that its global norm is at most `most`."""
 
     def update(gradients, state, params=None):
         del params
-        scale = jnp.minimum(1.0, most / jnp.maximum(global_norm(gradients, specs), 1e-30))
+        scale = jnp.minimum(1.0, most / jnp.maximum(optax.tree.norm(gradients), 1e-30))
         return jax.tree.map(lambda g: g * scale, gradients), state
 
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-
-
-def global_norm(tree: Any, specs: Any) -> Float[Array, ""]:
-    """The Euclidean norm of all leaves together, float32; `specs` mirrors `tree`.
-
-    On a training mesh each device sums what it holds, and one all-reduce of one number follows:
-    optax's would make one for each way in which leaves are split.
-    """
-    leaves = [leaf.astype(jnp.float32) for leaf in jax.tree.leaves(tree)]
-    mesh = in_use()
-    if mesh is None:
-        return jnp.sqrt(sum(jnp.sum(jnp.square(leaf)) for leaf in leaves))
-    pairs = zip(jax.tree.leaves(specs), leaves, strict=True)
-    places = [partition(spec.axes, leaf.shape, mesh) for spec, leaf in pairs]
-
-    def local(leaves):
-        squares = [
-            # What is split counts once, and what has copies as one of them.
-            jnp.sum(jnp.square(x)) * (math.prod(mesh.shape[n] for n in place if n) / mesh.size)
-            for x, place in zip(leaves, places, strict=True)
-        ]
-        return jnp.sqrt(lax.psum(sum(squares), mesh.axis_names))
-
-    out = PartitionSpec()
-    return jax.shard_map(local, in_specs=(places,), out_specs=out, check_vma=False)(leaves)

@@ -15,7 +15,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from lrkv_jax.config import RunConfig
 from lrkv_jax.distributed.rules import batch_sharding, replicated
-from lrkv_jax.optim import global_norm, learning_rates
+from lrkv_jax.optim import learning_rates
 from lrkv_jax.training.checkpointing.fingerprint import fingerprint
 from lrkv_jax.training.guard import check_step, select
 from lrkv_jax.training.loss import bits_per_byte, make_gradient
@@ -47,7 +47,7 @@ def make_train_step(
         grads = jax.tree.map(
             lambda g, spec: jnp.zeros_like(g) if spec.group == "still" else g, grads, weights
         )
-        grad_norm = global_norm(grads, weights)
+        grad_norm = optax.tree.norm(grads)
         take, guard, deviations = check_step(config.guard, state.guard, state.step, loss, grad_norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
