@@ -54,8 +54,8 @@ def _model(settings: dict[str, Any]) -> dict[str, Any]:
     model = _renamed("model", settings)
     if model.get("kv_cache_dtype") == "whole":
         model["kv_cache_dtype"] = "auto"
-    if model.get("train_kernel") == "whole":
-        model["train_kernel"] = "dot_product"
+    if model.get("train_kernel") in ("whole", "dot_product"):
+        model["train_kernel"] = "chunked"
     return {key: _variant("", value) for key, value in model.items()}
 
 

@@ -105,7 +105,7 @@ class ModelConfig(Group):
         "MLA's rope key and inverse norms stay as they are.",
         "auto",
     )
-    train_kernel: Literal["auto", "dot_product", "chunked", "cudnn"] = placement(
+    train_kernel: Literal["auto", "chunked", "cudnn"] = placement(
         "Attention of whole sequences. auto is cuDNN where it can run (`lrkv_jax.kernels.flash`).",
         "auto",
     )

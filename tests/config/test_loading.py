@@ -330,8 +330,9 @@ def test_settings_of_earlier_versions_are_read(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(old))
     mid = load_config("midtrain", [f"init_from={tmp_path}"])
     assert mid.train.seq_len == raw["train"]["seq_len"]
-    named = {**old, "model": {**old["model"], "train_kernel": "whole"}}
-    assert config_from(named, "old").model.train_kernel == "dot_product"
+    for kernel in ("whole", "dot_product"):
+        named = {**old, "model": {**old["model"], "train_kernel": kernel}}
+        assert config_from(named, "old").model.train_kernel == "chunked"
     old["variants"]["tied"] = {**old["variants"]["lrkv_latent"], "rank": 16, "tied": True}
     old["variants"]["turned"] = {"kind": "mla", "latent": 32, "rope_width": 0, "rope": "latent"}
     for name, label, values in (

@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch, flash
-from lrkv_jax.kernels.flash import chunked, dot_product
+from lrkv_jax.kernels.flash import chunked
 
-# Small strips and tiles, so that short sequences have several.
-PATHS = {
-    "dot_product": partial(dot_product.causal_attention, width=3),
-    "chunked": partial(chunked.causal_attention, chunk=3),
-}
 SCALE = 0.7
 
 
@@ -71,17 +66,16 @@ def close(got, truth, atol=5e-6):
         np.testing.assert_allclose(np.asarray(one, np.float64), other, atol=atol)
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     ("groups", "documents", "window"), [(1, None, None), (2, [3, 2, 2], None), (1, [3, 2, 2], 2)]
 )
-def test_output_and_gradient_equal_float64(path, groups, documents, window):
+def test_output_and_gradient_equal_float64(groups, documents, window):
     """Fewer key than query heads, values narrower than keys, packed documents, a window."""
     case = arrays(2, 7, 4, groups, 6, 5)
     segments = None
     if documents:  # another packing in the second row, and a number that comes back
         segments = np.stack([np.repeat([0, 1, 4], documents), np.repeat([2, 0, 2], documents)])
-    run = program(PATHS[path], window)
+    run = program(partial(chunked.causal_attention, chunk=3), window)  # several tiles
     close(run(*case, segments), oracle(*case, segments, window))
     q, k, v, grad = case
     apart = 60 * q, 60 * k, v, grad  # logits that could overflow
@@ -104,12 +98,8 @@ def test_every_shape_equals_float64(data):
     segments = np.cumsum(changes)[None] if data.draw(st.booleans(), label="packed") else None
     window = data.draw(st.none() | st.integers(1, T + 2), label="window")
     case = arrays(1, T, groups * share, groups, K, W, seed=T)
-    truth = oracle(*case, segments, window)
-    for attend in (
-        partial(dot_product.causal_attention, width=step),
-        partial(chunked.causal_attention, chunk=step),
-    ):
-        close(program(attend, window)(*case, segments), truth)
+    run = program(partial(chunked.causal_attention, chunk=step), window)
+    close(run(*case, segments), oracle(*case, segments, window))
 
 
 def test_bfloat16_is_summed_in_float32():
@@ -139,19 +129,16 @@ def test_memory_is_linear_in_the_sequence():
     assert nbytes[1] < 4.1 * nbytes[0]
 
 
-def test_the_longest_sequences_choose_tiles_and_what_cannot_be_chosen_is_refused(caplog):
+def test_a_cpu_chooses_tiles_and_what_cannot_be_chosen_is_refused(caplog):
     dispatch._log_once.cache_clear()
     with caplog.at_level("INFO", logger="lrkv_jax.kernels"):
-        chosen = [flash.choose(*arrays(1, T, 1, 1, 8, 8)[:3]) for T in (8, 2047, 2048, 4096)]
-    assert chosen == ["dot_product", "dot_product", "chunked", "chunked"]
-    assert [record.message for record in caplog.records] == [
-        f"causal_attention runs on {name}: the backend is cpu, not a GPU"
-        for name in ("dot_product", "chunked")
-    ]
+        assert flash.choose(*arrays(1, 8, 1, 1, 8, 8)[:3]) == "chunked"
+    (record,) = caplog.records
+    assert record.message == "causal_attention runs on chunked: the backend is cpu, not a GPU"
     assert dispatch.choices()["causal_attention"].startswith("chunked: ")
     for how, message in (
         ({"impl": "cudnn"}, "cannot run as cudnn: the backend is cpu, not a GPU; use auto"),
-        ({"impl": "flash"}, "train kernel 'flash' is unknown: use auto, dot_product, chunked"),
+        ({"impl": "flash"}, "train kernel 'flash' is unknown: use auto, chunked, cudnn"),
         ({"window": 0}, "a window of 0 positions: use 1 or more"),
     ):
         with pytest.raises(LrkvError, match=message):

@@ -1,45 +1,29 @@
 """Causal attention of whole sequences over themselves, for training and prefill.
 
-Three implementations behind one function:
+Two implementations behind one function, whose memory beyond input and output is O(B·H·T):
 
-| name          | what it is                                     | memory beyond input, output |
-|---------------|------------------------------------------------|-----------------------------|
-| `dot_product` | plain XLA, strips of queries over their prefix | B·H·T²/2 weights            |
-| `chunked`     | plain XLA, a loop over tiles, custom backward  | O(B·H·T)                    |
-| `cudnn`       | cuDNN's flash attention, on an NVIDIA GPU      | O(B·H·T)                    |
+| name      | what it is                                    |
+|-----------|-----------------------------------------------|
+| `chunked` | plain XLA, a loop over tiles, custom backward |
+| `cudnn`   | cuDNN's flash attention, on an NVIDIA GPU     |
 
-`auto` takes cuDNN wherever it supports the arrays (`lrkv_jax.kernels.flash.cudnn` has its limits);
-elsewhere `dot_product` below `dot_product_below()` positions and `chunked` from there on. The
-choice and its reason are logged once, as a warning where a GPU goes without cuDNN. The other names
-force one; `cudnn` raises where it cannot run.
+`auto` takes cuDNN wherever it supports the arrays (`lrkv_jax.kernels.flash.cudnn` has its limits),
+elsewhere `chunked`. The choice and its reason are logged once, as a warning where a GPU goes
+without cuDNN. The other names force one; `cudnn` raises where it cannot run.
 
-All three respect documents: tokens of different segments never see each other.
+Both respect documents: tokens of different segments never see each other.
 
 B batch  T positions  H heads  G key/value heads  W logit width  K head width
 """
 
-import jax
 from jaxtyping import Array, Float, Int
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.kernels import dispatch
-from lrkv_jax.kernels.flash import chunked, cudnn, dot_product
+from lrkv_jax.kernels.flash import chunked, cudnn
 
-_RUN = {
-    "dot_product": dot_product.causal_attention,
-    "chunked": chunked.causal_attention,
-    "cudnn": cudnn.causal_attention,
-}
+_RUN = {"chunked": chunked.causal_attention, "cudnn": cudnn.causal_attention}
 IMPLEMENTATIONS = ("auto", *_RUN)
-
-
-def dot_product_below() -> int:
-    """From so many positions on, `chunked`.
-
-    On two CPU cores a step of the quickstart's model is 1.12 times as fast with strips at 512
-    positions, and 1.36 at 1,024; there it takes half as much memory again.
-    """
-    return 2048 if jax.default_backend() == "cpu" else 512
 
 
 def causal_attention(
@@ -71,14 +55,13 @@ def choose(q_BTHW, k_BTGW, v_BTGK, segments_BT=None, impl="auto"):
     if impl not in IMPLEMENTATIONS:
         raise LrkvError(f"train kernel {impl!r} is unknown: use {', '.join(IMPLEMENTATIONS)}")
     name = "causal_attention"
-    if impl in ("dot_product", "chunked"):
+    if impl == "chunked":
         return dispatch.settle(name, impl, "asked for")
     unsupported_reason = cudnn.unsupported_reason(q_BTHW, k_BTGW, v_BTGK, segments_BT)
     if impl == "cudnn":
         if unsupported_reason:
             raise LrkvError(f"{name} cannot run as cudnn: {unsupported_reason}; use auto")
         return dispatch.settle(name, impl, "asked for")
-    without = "dot_product" if q_BTHW.shape[1] < dot_product_below() else "chunked"
-    chosen = without if unsupported_reason else "cudnn"
+    chosen = "chunked" if unsupported_reason else "cudnn"
     reason = unsupported_reason or "a GPU with cuDNN is available"
     return dispatch.settle(name, chosen, reason, best="cudnn")
