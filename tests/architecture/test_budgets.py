@@ -20,13 +20,13 @@ PLAN = {
 }  # fmt: skip
 # The lines that each package may have.
 BUDGET = {
-    "config": 1762, "models": 3313, "kernels": 3065, "optim": 460, "distributed": 1485,
-    "training": 3162, "data": 3275, "inference": 2981, "serving": 1824, "evaluation": 1541,
-    "interop": 2272, "cli": 1683, "lab": 7972, "": 249,
+    "config": 1759, "models": 3327, "kernels": 2937, "optim": 429, "distributed": 1513,
+    "training": 3179, "data": 3312, "inference": 2967, "serving": 1816, "evaluation": 1574,
+    "interop": 2274, "cli": 1679, "lab": 7652, "": 247,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 20_990, 3_790, 801
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 21_205, 3_772, 801
 
 
 def lines_of(path):
