@@ -13,7 +13,7 @@ from support.command import lrkv
 from support.written_runs import write_run
 
 from lrkv_jax.lab.overview import cost
-from lrkv_jax.lab.report.comparison import read_runs
+from lrkv_jax.lab.report.comparison.files import read_runs
 
 
 @pytest.fixture
