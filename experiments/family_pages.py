@@ -43,7 +43,7 @@ from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.lab.report.tabulated import tabulated
 from lrkv_jax.models.accounting.counts import (
     cache_allocated_bytes_per_token,
-    executed_flops_per_token,
+    training_flops_per_token,
 )
 from lrkv_jax.models.accounting.serving import attention_flops
 from lrkv_jax.models.attention import abstract_layer
@@ -114,7 +114,7 @@ COSTS_NOTE = (
     "Losses: differences to MHA's bits per byte with 95 % intervals, from one model of all "
     "variants and seeds of the runs. Costs: the variants of the same names in "
     f"configs/{SCALE}.yaml, as multiples of MHA's. Cache: bytes on each device, bfloat16, as "
-    "allocated. Training: FLOPs of a token as they are executed. Decode: attention of one layer "
+    "allocated. Training: FLOPs of a token. Decode: attention of one layer "
     f"over the fastest MHA of the same benchmark, cached tokens × sequences. {DEVICE.name}: not "
     "measured but a bound, the longer of reading the cache and multiplying at the datasheet's "
     "rates. FLOPs/byte: of each cached byte."
@@ -230,11 +230,11 @@ def _choosing(variants, bench) -> Table:
 def _costs(config) -> list[float]:
     """Cache bytes of a token on each of `SHARDS` devices, FLOPs of a trained token, and the least
     seconds for a cached token of one decoding step's attention on `DEVICE`."""
-    model, context = config.model, config.train.seq_len
+    model = config.model
     moved = cache_allocated_bytes_per_token(model) / DEVICE.memory_bandwidth
     return [
         *(_bytes_on_shard(model, n) for n in SHARDS),
-        executed_flops_per_token(model, context, config.train.global_batch_size * context),
+        training_flops_per_token(model, config.train.seq_len),
         max(moved, attention_flops(model).per_cached_token / DEVICE.bf16_flops),
     ]
 

@@ -174,13 +174,6 @@ class AttentionConfig(Frozen):
         """
         return 0
 
-    def multiplications(self, model: ModelShape, tokens: int) -> float:
-        """Multiplications of a token's keys and values in training, as they are executed.
-
-        In steps of `tokens` on one device. Its parameters, unless the layer does otherwise.
-        """
-        return self.kv_parameters(model) + self.extra_multiplications(model)
-
     def cache_values(self, model: ModelShape) -> int:
         """Values that a token leaves in the cache, each in the cache's dtype."""
         raise NotImplementedError

@@ -99,21 +99,6 @@ def training_flops_per_token(model: ModelConfig, context: int) -> int:
     return 6 * multiplied_parameters(model) + 6 * over_layers(model, pairs)
 
 
-def executed_flops_per_token(model: ModelConfig, context: int, tokens: int) -> float:
-    """FLOPs per token as executed in steps of `tokens` on one device.
-
-    They differ from training FLOPs where keys and values are made at a higher cost than from their
-    parameters, because that moves less memory.
-    """
-
-    def more(kind: ModelConfig) -> float:
-        entry = kind.attention
-        counted = entry.kv_parameters(kind) + entry.extra_multiplications(kind)
-        return entry.multiplications(kind, tokens) - counted
-
-    return training_flops_per_token(model, context) + 6 * over_layers(model, more)
-
-
 def training_tokens(config: RunConfig) -> int:
     """The run's budget: `train.tokens`, or steps · batch · context."""
     train = config.train

@@ -35,7 +35,7 @@ from lrkv_jax.models.attention.cache import lengths_of, with_one
 from lrkv_jax.models.attention.head_weights import HeadWeights, SharedResidual, by_head, in_float64
 from lrkv_jax.models.attention.on_mesh import heads_axes
 from lrkv_jax.models.layers import biased, gained, inverse_rms
-from lrkv_jax.models.weights import by_rows, product, weight
+from lrkv_jax.models.weights import product, weight
 
 
 @jax.tree_util.register_dataclass
@@ -139,20 +139,12 @@ class LowRankAttention(Attention):
 
     def attend_full(self, x_BTD, positions_BT, attend):
         q_BTHW = self.expand_query(self.queries(x_BTD, positions_BT), positions_BT)
-        whole, formed = self.rank and not self._in_latents, False
-        if self.rank:  # by the entry's rule, of this device's tokens and residuals
-            (B, T, D), (G, _, K) = x_BTD.shape, self.key_up.shape
-            formed = self.config.attention.forms_weights(D, G, K, B * T)
-        k_BTGK = None
-        if whole and formed:
-            k_BTGK = biased(self._with_whole_weights(x_BTD, "key"), self.key_bias)
-        new, k_BTGK = self._entries(x_BTD, positions_BT, k_BTGK)
-        if whole:
+        new, k_BTGK = self._entries(x_BTD, positions_BT)
+        if self.rank and not self._in_latents:
             k_BTGW = self.norm_and_rope(k_BTGK, positions_BT, self.key_gain)
         else:
             k_BTGW = self._keys(new, positions_BT)
-        v_BTGK = self._with_whole_weights(x_BTD, "value") if formed else self._values(new)
-        return attend(q_BTHW, k_BTGW, v_BTGK)
+        return attend(q_BTHW, k_BTGW, self._values(new))
 
     def cache_shapes(self, batch, length, dtype):
         G, K = self.config.attention.key_heads(self.config), self.config.head_width
@@ -253,17 +245,6 @@ class LowRankAttention(Attention):
         latent_BTGR = latent_BTGR[..., : up_GRK.shape[1]]
         return jnp.einsum("BTGR,GRK->BTGK", latent_BTGR, up_GRK)
 
-    def _with_whole_weights(self, x_BTD, name):
-        """Keys or values of each residual, unrotated, as x (W_shared + U_g B_gᵀ): [B, T, G, K]."""
-        shared_DK, down_GDR, up_GRK = (
-            getattr(self, weight)[...] for weight in (name, f"{name}_down", f"{name}_up")
-        )
-        residual_DGK = jnp.einsum(
-            "GDR,GRK->DGK", down_GDR, up_GRK, preferred_element_type=jnp.float32
-        )
-        weight_DGK = (shared_DK[:, None] + residual_DGK).astype(x_BTD.dtype)
-        return by_rows(x_BTD, weight_DGK)
-
     def _jointly_normed(self, rk_BTGR, rv_BTGR, v_shared_BTK):
         """Latents and shared value over one root mean square, that of all heads' and the value."""
         latents = rk_BTGR, rv_BTGR, v_shared_BTK[:, :, None]
@@ -296,14 +277,13 @@ class LowRankAttention(Attention):
         squares_BTG += jnp.square(k_shared_BTK.astype(jnp.float32)).sum(axis=-1, keepdims=True)
         return jax.lax.rsqrt(jnp.maximum(squares_BTG, 0) / K + self.config.norm_eps)
 
-    def _entries(self, x_BTD, positions_BT, k_BTGK=None):
+    def _entries(self, x_BTD, positions_BT):
         """Cache entries of each token, and its whole unrotated keys where logits meet those.
 
-        The keys, [B, T, G, K], are never cached, and are made from the factors unless they are
-        given. At rank 0 all heads have one key, and G is 1.
+        The keys, [B, T, G, K], are never cached. At rank 0 all heads have one key, and G is 1.
         """
         k_shared_BTK, v_shared_BTK = product(x_BTD, self, "key"), product(x_BTD, self, "value")
-        rk_BTGR = rv_BTGR = norm_BGT = None
+        rk_BTGR = rv_BTGR = norm_BGT = k_BTGK = None
         if self.rank:
             rk_BTGR = product(x_BTD, self, "key_down")
             rv_BTGR = product(x_BTD, self, "value_down")
@@ -312,7 +292,7 @@ class LowRankAttention(Attention):
                 rk_BTGR = with_one(rk_BTGR)
             else:
                 k_shared_BTK = biased(k_shared_BTK, self.key_bias)
-        if k_BTGK is None and not self._in_latents:
+        if not self._in_latents:
             k_BTGK = k_shared_BTK[:, :, None]
             if self.rank:
                 k_BTGK = k_BTGK + self._raise(rk_BTGR, self._up_of_keys)

@@ -18,11 +18,6 @@ from lrkv_jax.config.attention import (
 from lrkv_jax.config.frozen import NonNegative, Positive, semantics
 from lrkv_jax.errors import LrkvError
 
-# FLOPs that take as long as one value more written and read, with its gradient. On two CPU cores
-# (float32) the forms measure equal between 485 and 960; XLA's count of bytes for an H200 and the
-# datasheet's ratio of FLOPs to bytes make it about 1,100 in bfloat16.
-VALUE = 800
-
 
 class LRKV(AttentionConfig):
     """Low-rank key-value attention: one shared projection and a rank-R residual for each head.
@@ -142,40 +137,6 @@ class LRKV(AttentionConfig):
             return 0
         H, G, R_k, norms = model.heads, self.key_heads(model), self.ranks[0], self.norms_keys(model)
         return (H + G * (norms - 1)) * R_k * model.head_width + norms * G * R_k**2
-
-    def forms_weights(self, width: int, groups: int, head_width: int, tokens: int) -> bool:
-        """Whether training forms head weights W_h = W_shared + U_h B_hᵀ, once per layer and step.
-
-        A key or a value of head h is then x W_h, and costs, forward and backward and over all H
-        heads (or `groups` of them), 6·D·H·K FLOPs per token and 6·D·H·R·K per layer. The factors,
-        (x U_h) B_hᵀ + x W_shared, cost 6·(D·K + D·H·R + H·R·K) per token, but move about H·(R + K)
-        values more: latents, and the sum of the two parts. Weights are formed if moving is slower:
-
-            VALUE · H·(R + K)  >  6·(D·H·K − D·K − H·R·(D + K)) + 6·D·H·R·K / tokens
-
-        R is the mean of R_k and R_v. Wide models with R well below K keep the factors; small ones,
-        and ranks near K, form the weights. A joint norm needs the latents in any case.
-        """
-        if not self.rank or self.latent_norm == "joint":
-            return False
-        D, H, K, R = width, groups, head_width, sum(self.ranks) / 2
-        factors = D * K + D * H * R + H * R * K
-        saved = 6 * (D * H * K - factors) + 6 * D * H * R * K / tokens
-        return VALUE * H * (R + K) > saved
-
-    def multiplications(self, model: ModelShape, tokens: int) -> float:
-        D, G, K = model.width, self.key_heads(model), model.head_width
-        squares = 0.0  # B B^T, once per layer and step
-        if not self.has_whole_keys and self.norms_keys(model):
-            squares = G * self.ranks[0] ** 2 * K / tokens
-        if not self.forms_weights(D, G, K, tokens):
-            return super().multiplications(model, tokens) + squares
-        # Weights of values are formed in every mode, those of keys where a key is one part.
-        R_k, R_v = self.ranks
-        keys = D * G * K * (1 + R_k / tokens)
-        if not self.has_whole_keys:
-            keys = D * K + G * R_k * (D + K) + self.extra_multiplications(model) + squares
-        return keys + D * G * K * (1 + R_v / tokens)
 
     def filled_ranks(self, model: ModelShape) -> tuple[int, int]:
         """Columns of cached latents that are not zero: R_k, with keys' biases a 1 more, and R_v."""

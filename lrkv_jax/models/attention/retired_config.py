@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from lrkv_jax.config.attention import ModelShape
 from lrkv_jax.config.frozen import semantics
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.models.attention.lrkv_config import LRKV, VALUE
+from lrkv_jax.models.attention.lrkv_config import LRKV
 from lrkv_jax.models.attention.mla_config import MLA
 
 
@@ -38,12 +38,6 @@ class TiedLRKV(LRKV):
     def kv_parameters(self, model: ModelShape) -> int:
         D, K, G, R = model.width, model.head_width, self.key_heads(model), self.rank
         return D * (K + G * R) + 2 * G * R * K
-
-    def forms_weights(self, width: int, groups: int, head_width: int, tokens: int) -> bool:
-        """Whether training formed head weights, as for `LRKV`, with x U_h and x W made once."""
-        D, H, K, R = width, groups, head_width, self.rank
-        saved = 6 * (D * H * K - (D * K + D * H * R) / 2 - H * R * K) + 6 * D * H * R * K / tokens
-        return VALUE * H * (R / 2 + K) > saved
 
     def cache_values(self, model: ModelShape) -> int:
         return model.head_width + self.key_heads(model) * self.rank

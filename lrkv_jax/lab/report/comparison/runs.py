@@ -17,8 +17,6 @@ from lrkv_jax.config.differences import SEEDS, settings_of
 from lrkv_jax.config.old_names import ROLES
 from lrkv_jax.models.accounting.counts import (
     cache_allocated_bytes_per_token,
-    executed_flops_per_token,
-    training_flops_per_token,
     training_tokens,
     with_mha,
 )
@@ -36,9 +34,8 @@ _FREE = ("attention", "model.attention", *SEEDS, "train.steps", "train.epochs",
 class Curve:
     """A run's validations, all of the same held-out text, in the order of training.
 
-    `steps`, `tokens` and `flops` are of training up to each, the last as a device that has the
-    whole batch executes them; `cross_entropy` in nats per token, `bits_per_byte`; `heldout_tokens`
-    that each was measured on.
+    `steps`, `tokens` and `flops` (the published count) are of training up to each; `cross_entropy`
+    in nats per token, `bits_per_byte`; `heldout_tokens` that each was measured on.
     """
 
     steps: np.ndarray
@@ -165,12 +162,6 @@ class RunRecord:
         steps, seen, flops, cross_entropy, bits = (
             np.asarray([row[name] for row in same], np.float64) for name in names
         )
-        # Rows have the published count.
-        model, train = self.config.model, self.config.train
-        executed = executed_flops_per_token(
-            model, train.seq_len, train.global_batch_size * train.seq_len
-        )
-        flops *= executed / training_flops_per_token(model, train.seq_len)
         return Curve(steps, seen, flops, cross_entropy, bits, heldout_tokens=tokens)
 
     @property

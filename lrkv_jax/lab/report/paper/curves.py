@@ -169,9 +169,10 @@ def _efficiency(shown: Sequence[Setting]) -> list[Picture]:
         Picture(
             "How much sooner LRKV reaches a baseline's final loss", figure,
             "Share of the baseline's training steps that LRKV did not need; means over seeds, "
-            "whiskers one standard deviation. A curve's first touch of a loss can only be early: "
-            "the share is 0 or more even between equal variants, so it is the final losses that "
-            f"are tested (p by Holm). The paper prints {claim.text} % of steps at 2.5B.",
+            "whiskers one standard deviation; FLOPs by the published count. A curve's first touch "
+            "of a loss can only be early: the share is 0 or more even between equal variants, so "
+            "it is the final losses that are tested (p by Holm). The paper prints "
+            f"{claim.text} % of steps at 2.5B.",
             name="b",
         )
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from support.planted_runs import planted
 
 from lrkv_jax.config.schema import MixtureConfig
 from lrkv_jax.lab.report.comparison.files import read_runs
-from lrkv_jax.models.accounting.counts import executed_flops_per_token
+from lrkv_jax.models.accounting.counts import training_flops_per_token
 
 
 def test_lrkv_at_a_baseline_s_loss_after_three_quarters_is_there_25_percent_sooner():
@@ -25,8 +25,8 @@ def test_lrkv_at_a_baseline_s_loss_after_three_quarters_is_there_25_percent_soon
     (axis,) = picture.figure.axes
     bars = [bar.get_width() for bar in axis.patches]
     assert bars == pytest.approx([25], abs=1e-9)  # MHA's alone is reached in each seed
-    # A token costs LRKV and MHA unlike FLOPs as they are executed: 1 − 0.75 · cost/cost.
-    cost = {run.kind: executed_flops_per_token(run.config.model, 256, 8 * 256) for run in straight}
+    # A token costs LRKV and MHA unlike FLOPs: 1 − 0.75 · cost/cost.
+    cost = {run.kind: training_flops_per_token(run.config.model, 256) for run in straight}
     mha, gqa, mqa = (text.get_text() for text in axis.texts)
     flops = 100 * (1 - 0.75 * cost["lrkv"] / cost["mha"])
     assert mha == f"25.0 % of steps\n{flops:.1f} % of FLOPs"
