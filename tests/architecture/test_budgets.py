@@ -20,13 +20,13 @@ PLAN = {
 }  # fmt: skip
 # The lines that each package may have.
 BUDGET = {
-    "config": 1759, "models": 3327, "kernels": 2937, "optim": 429, "distributed": 1513,
+    "config": 1752, "models": 3247, "kernels": 2937, "optim": 429, "distributed": 1513,
     "training": 3179, "data": 3312, "inference": 2967, "serving": 1816, "evaluation": 1574,
-    "interop": 2274, "cli": 1679, "lab": 7652, "": 247,
+    "interop": 2274, "cli": 1679, "lab": 7644, "": 247,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 21_205, 3_772, 801
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 21_199, 3_772, 801
 
 
 def lines_of(path):
