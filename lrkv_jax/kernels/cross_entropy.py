@@ -59,7 +59,7 @@ def mean_cross_entropy(
     The gradient is computed in the forward pass, chunk by chunk, while the logits exist: three
     matrix products of the head's size instead of four, and no logits kept. Jitted without a
     gradient, only the product of the logits is left. On a CPU at V = 4096 a training step's loss
-    takes 0.45 of the time of a rematerialized one.
+    is 2.2 times as fast as a rematerialized one.
     """
     caps: tuple[Any, Any] = (softcap, None)
     taught = None
