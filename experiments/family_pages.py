@@ -28,10 +28,10 @@ from lrkv_jax.kernels.flash import cudnn
 from lrkv_jax.lab.bench.decode import OURS
 from lrkv_jax.lab.report.comparison.contrasts import (
     Contrast,
-    _estimate,
     against,
     combined,
     contrasts,
+    estimate,
     mean_and_sd,
 )
 from lrkv_jax.lab.report.comparison.files import read_runs
@@ -363,7 +363,7 @@ def trend(values, at) -> Contrast:
     rows = [(at[v], s, y) for v, by_seed in values.items() for s, y in by_seed.items()]
     seeds = sorted({s for _, s, _ in rows})
     X = np.asarray([[x, *(float(s == seed) for seed in seeds)] for x, s, _ in rows])
-    return _estimate(X, [y for *_, y in rows], np.eye(X.shape[1])[0])
+    return estimate(X, [y for *_, y in rows], np.eye(X.shape[1])[0])
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def combined[K](values: Values, wanted: Mapping[K, Mapping[str, float]]) -> dict
         c = np.zeros(X.shape[1])
         for name, weight in weights.items():
             c[names.index(name)] += weight
-        found[key] = _estimate(X, [y for *_, y in rows], c)
+        found[key] = estimate(X, [y for *_, y in rows], c)
     return _adjusted(found)
 
 
@@ -140,7 +140,7 @@ def against(baseline: Mapping[int, float | None], others: Values) -> dict[str, C
     return {name: one for (name, _), one in found.items()}
 
 
-def _estimate(X: np.ndarray, values: Sequence[float], c: np.ndarray) -> Contrast:
+def estimate(X: np.ndarray, values: Sequence[float], c: np.ndarray) -> Contrast:
     """c·β of the least-squares fit X β = y, where the rows of X determine it."""
     y = np.asarray(values, np.float64)
     weights = np.linalg.pinv(X.T) @ c  # c·β = weights·y
