@@ -37,6 +37,12 @@ POLL_SECONDS = 1.0
 BOUNCE_SECONDS = 0.5
 
 
+def caught() -> list[int]:
+    """The signals that end this process in order; what nohup has set to be ignored stays so."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [n for n in SIGNALS if not (n == signal.SIGHUP and ignored)]
+
+
 class Stopping:
     """Use as a context manager around everything that signals are to end in order.
 
@@ -82,9 +88,7 @@ class Stopping:
     def _catch(self) -> Callable[[], None]:
         """Notice signals from now on; returns what undoes it."""
 
-        # What nohup has set to be ignored stays ignored.
-        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        numbers = [n for n in SIGNALS if not (n == signal.SIGHUP and ignored)]
+        numbers = caught()
         # A handler would run when the main thread is back from what it called, a step of minutes
         # perhaps. Python writes the number to this pipe at once, and a thread reads it. While there
         # is a handler that ignores signals, there is the pipe: none is lost.

@@ -1,7 +1,7 @@
 """The parts common to the five benchmarks: their settings, questions and results."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,13 @@ class BenchmarkSettings:
             raise LrkvError(
                 f"samples = {self.samples} at temperature 0 are all the same: give a temperature"
             )
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """Those that a score depends on."""
+        asked = asdict(self)
+        del asked["run_model_code"]  # permits, and changes no score
+        return asked
 
     def draws(self) -> Draws:
         """How answers are drawn."""

@@ -90,8 +90,7 @@ def evaluate(
     check_writable(report)
     about = _about(run)
     result = dict(about)
-    asked = asdict(settings)
-    del asked["run_model_code"]  # permits, and changes no score
+    asked = settings.asked
     how = {"batch": batch, "versions": versions()}
     how |= {"devices": [device.device_kind for device in jax.devices()]}
     for task in tasks:
@@ -141,7 +140,9 @@ def questions_of(
     if "agreement" in tasks and context < 2:
         raise LrkvError(f"train.seq_len = {context}: agreement needs 2 or more, leave it out")
     if {"gsm8k", "humaneval"} & set(tasks) and settings.max_new_tokens >= context:
-        raise LrkvError(f"max_new_tokens = {settings.max_new_tokens}: use 1 to {context - 1}")
+        raise LrkvError(
+            f"max_new_tokens (--tokens) = {settings.max_new_tokens}: use 1 to {context - 1}"
+        )
     if BENCHMARKS.keys() & set(tasks):
         chat = ChatFormat(load_tokenizer(config.data.tokenizer))
         chat.check(config.model.vocabulary)

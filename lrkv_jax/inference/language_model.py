@@ -238,7 +238,9 @@ class LanguageModel:
     def _with_room(self, prompts, max_new_tokens):
         """The prompts, cut so that each leaves room for an answer."""
         if max_new_tokens < 1 or max_new_tokens >= self.context:
-            raise LrkvError(f"max_new_tokens = {max_new_tokens}: use 1 to {self.context - 1}")
+            raise LrkvError(
+                f"max_new_tokens (--tokens) = {max_new_tokens}: use 1 to {self.context - 1}"
+            )
         # A prompt leaves the answer a quarter of the context, or all that it may take.
         reserved = min(max_new_tokens, self.context // 4)
         return [self._fitted(prompt, self.context - reserved) for prompt in prompts]

@@ -1,7 +1,7 @@
 """Stands in for `lrkv` where a sweep's own work is tested: its runs are files, and take no time.
 
 `train` leaves what a run does, its configuration from the folder of the environment's CONFIGS. It
-fails for MQA, and for MLA takes a minute unless it is stopped.
+fails for MQA, and for MLA takes a minute unless it is stopped, by SIGTERM or a file `stop`.
 """
 
 import json
@@ -25,7 +25,10 @@ def train(config, *overrides):
     if said["attention"] == "mla" and not (directory / "stopped").exists():
         signal.signal(signal.SIGTERM, lambda *_: stop(directory))
         (directory / "waits").touch()
-        time.sleep(60)
+        for _ in range(600):
+            time.sleep(0.1)
+            if (directory / "stop").exists():
+                stop(directory)
     row = json.dumps({"step": int(said["train.steps"])})
     (directory / "metrics.jsonl").write_text(f"{row}\n")
 

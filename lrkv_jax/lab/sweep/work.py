@@ -18,7 +18,9 @@ from typing import Any, Literal
 
 from lrkv_jax.config import RunConfig
 from lrkv_jax.config.differences import differences
+from lrkv_jax.distributed import stopping
 from lrkv_jax.errors import EXIT_START_AGAIN, LrkvError
+from lrkv_jax.evaluation.benchmark import BenchmarkSettings
 from lrkv_jax.evaluation.evaluate import questions_of
 from lrkv_jax.files import check_writable, read_json
 from lrkv_jax.lab.report.comparison.files import archive_runs, archived_by_name, read_run_record
@@ -84,7 +86,13 @@ def _check_same(saved: RunConfig, wanted: RunConfig, where: str, fix: str) -> No
 
 
 def _is_evaluated(evaluation: dict[str, Any] | None, last: int, tasks: Sequence[str]) -> bool:
-    return bool(evaluation) and evaluation.get("step") == last and {*tasks} <= evaluation.keys()
+    """Whether the last step was evaluated on these tasks as a sweep does: in the run's precision,
+    and by the usual settings of benchmarks."""
+    if not evaluation or evaluation.get("step") != last or evaluation.get("changed_settings"):
+        return False
+    usual = BenchmarkSettings().asked
+    found = [evaluation.get(task) for task in tasks]
+    return all(one is not None and one.get("settings", usual) == usual for one in found)
 
 
 @dataclass(frozen=True)
@@ -125,7 +133,7 @@ class _Child:
                 watch()
 
     def stop(self, number: int, frame: object = None) -> None:
-        """The handler of SIGINT and SIGTERM; a second one is passed on and ends it at once."""
+        """The handler of signals that end a run; a second one is passed on and ends it at once."""
         self.stopped = True
         if self.process is not None:
             self.process.terminate()
@@ -155,8 +163,9 @@ def work(
 
     `watch` is called every second with the point that runs. What a point's processes print goes to
     a file of its name in `logs`. Runs that the file `archive` has are done, and a run that ends is
-    added to it. On SIGINT or SIGTERM the point that runs saves and ends; False is then returned,
-    and the same call resumes later.
+    added to it. On SIGINT, SIGTERM or SIGHUP the point that runs saves and ends, and the others
+    wait; one whose own process was stopped so waits alone. False is returned then, and the same
+    call resumes later.
 
     Raises `LrkvError` before anything starts if a directory holds another run, or a task is none
     that its runs can be evaluated on.
@@ -174,8 +183,8 @@ def work(
         known = archived_by_name(archive)
     states = [state_of(point, tasks, known) for point in points]
     logs.mkdir(parents=True, exist_ok=True)
-    child = _Child()
-    before = {n: signal.signal(n, child.stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    child, saved = _Child(), False
+    before = {number: signal.signal(number, child.stop) for number in stopping.caught()}
     try:
         pairs = zip(points, states, strict=True)
         for point, state in sorted(pairs, key=lambda pair: pair[1].name != "done"):
@@ -185,19 +194,24 @@ def work(
             if archive and _belongs_in(known, outcome):
                 archive_runs([read_run_record(point.directory)], archive)
             report(outcome)
+            saved |= outcome.error is None and outcome.state.name != "done"
             if child.stopped:
                 break
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return not child.stopped
+    return not (child.stopped or saved)
 
 
 def _belongs_in(known: Mapping[str, RunRecord], outcome: PointOutcome) -> bool:
     """Whether a finished run has a directory, and the archive has not its evaluation yet."""
     point, state = outcome.point, outcome.state
-    here = state.name == "done" and (point.directory / "config.yaml").is_file()
-    return here and (point.name not in known or known[point.name].evaluation != state.evaluation)
+    if state.name != "done" or not (point.directory / "config.yaml").is_file():
+        return False
+    if point.name in known and known[point.name].evaluation == state.evaluation:
+        return False
+    # The archive may have these settings under another name, and the directory an unfinished run.
+    return read_run_record(point.directory).evaluation == state.evaluation
 
 
 def _finish(

@@ -8,6 +8,7 @@ import pytest
 
 from lrkv_jax.config import dump_config, load_config
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.evaluation.benchmark import BenchmarkSettings
 from lrkv_jax.lab.sweep.grid import grid
 from lrkv_jax.lab.sweep.work import state_of
 
@@ -74,6 +75,14 @@ def test_a_run_is_done_when_its_last_step_was_evaluated_on_all_that_was_asked(tm
     ]  # fmt: skip
     assert states[3].evaluation["bpb"]["bits_per_byte"] == 2.0
     assert state_of(points[3], ["bpb", "agreement"]).name == "begun"
+    usual = BenchmarkSettings().asked
+    for kept, arc, done in (
+        ({}, {"settings": usual}, True), ({}, {"settings": usual | {"limit": 10}}, False),
+        ({"changed_settings": ["model.dtype was float32, is bfloat16"]}, {}, False),
+    ):  # fmt: skip
+        found = {"step": 5, **kept, "bpb": {"bits_per_byte": 2.0}, "arc_easy": arc}
+        (points[3].directory / "evaluation.json").write_text(json.dumps(found))
+        assert (state_of(points[3], ["bpb", "arc_easy"]).name == "done") == done
     assert str(states[3]) == "done, 2.0000 bits per byte"
     assert str(replace(states[3], evaluation={"bpb": {"bits_per_byte": None}})) == "done"
     for garbled in ("", "[]", "[" * 100_000, "{}", "\x00" * 9):  # it was a traceback

@@ -128,7 +128,8 @@ def test_a_task_or_archive_that_cannot_be_is_refused_before_anything_is_trained(
 
 
 @pytest.mark.slow
-def test_a_stopped_sweep_lets_its_run_save_and_goes_on_later(tmp_path, stand_in):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_sweep_lets_its_run_save_and_goes_on_later(tmp_path, stand_in, number):
     points = points_of(tmp_path, "attention=mla,mha")
     arguments = [NANO, "attention=mla,mha", "train.steps=5", "--out", str(tmp_path)]
     code = (
@@ -139,12 +140,24 @@ def test_a_stopped_sweep_lets_its_run_save_and_goes_on_later(tmp_path, stand_in)
     swept = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     mla = tmp_path / "mla"
     wait_until((mla / "waits").exists, 60)
-    swept.send_signal(signal.SIGTERM)
+    swept.send_signal(number)
     _, said = swept.communicate(timeout=60)
     assert swept.returncode == 75 and (mla / "stopped").exists(), said
     ended, outcomes = run(points, tmp_path)
     assert ended and all(outcome.state.name == "done" for outcome in outcomes.values())
     assert starts(points) == [2, 1]
+
+
+def test_a_run_that_was_stopped_alone_is_not_done_and_the_others_are(tmp_path, stand_in):
+    points = points_of(tmp_path, "attention=mla,mha")
+
+    def stop(point):
+        if (point.directory / "waits").exists():
+            (point.directory / "stop").touch()
+
+    ended, outcomes = run(points, tmp_path, watch=stop)
+    assert not ended and outcomes["mla"].error is None
+    assert [outcomes[p.name].state.name for p in points] == ["begun", "done"]
 
 
 @pytest.mark.slow
