@@ -26,7 +26,7 @@ def runs(
     from lrkv_jax.lab.report.comparison.files import read_sound_runs
 
     sound, broken = read_sound_runs(folders or ["runs"])
-    rows = [row_of(run) for run in sound if run.path.is_dir()]
+    rows = [row_of(run) for run in sound]
     if as_json:
         print(files.json_of(rows))
     else:

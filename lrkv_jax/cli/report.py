@@ -119,6 +119,9 @@ def analyze(
     from lrkv_jax.lab.report.comparison.files import read_runs
 
     records = read_runs(runs)
+    for record in records:
+        if not record.path.is_dir():
+            raise LrkvError(f"{record.path} is archived, without weights: give a run's directory")
     with working("analyzing") as progress:
         for done, record in enumerate(records):
             progress("analyzing", done, len(records))

@@ -211,8 +211,10 @@ def next_commands(run: RunRecord) -> list[str]:
     say = f"chat {place}" if run.midtrained else f"generate {place} --prompt {prompt}"
     auto = any(row.get("asked_dtype") == "auto" for row in run.history)  # config.yaml has another
     resume = f"train {place}/config.yaml run_dir={place}" + " model.dtype=auto" * auto
-    found = [resume] * (not run.finished)
-    if run.rows:
+    # An imported or converted run has a model and nothing to resume.
+    given = not run.rows and (run.path / "checkpoints/0").is_dir()
+    found = [resume] * (not run.finished and not given)
+    if run.rows or given:
         found += [f"evaluate {place}"] * (run.evaluation is None) + [say, f"serve {place}"]
     return [f"lrkv {verb}" for verb in found]
 

@@ -12,8 +12,8 @@ import pytest
 from support.command import lrkv
 from support.written_runs import write_run
 
-from lrkv_jax.lab.overview import cost
-from lrkv_jax.lab.report.comparison.files import read_runs
+from lrkv_jax.lab.overview import cost, next_commands
+from lrkv_jax.lab.report.comparison.files import archive_runs, read_runs
 
 
 @pytest.fixture
@@ -45,6 +45,22 @@ def test_runs_are_listed_with_their_state(capsys, monkeypatch, two):
     lines = [line.split() for line in out.splitlines()[2:]]
     assert [line[0] for line in lines] == ["two", "swept/one", "one"]  # MHA comes first
     assert lines[0][3] == "training"
+    archive_runs(read_runs([finished]), archive := finished.parent.parent / "archive.jsonl")
+    _, out, _ = lrkv(capsys, monkeypatch, "runs", str(archive), "--json")
+    (row,) = json.loads(out)
+    assert (row["step"], row["state"], row["bytes"]) == (40, "finished", None)
+    code, _, err = lrkv(capsys, monkeypatch, "analyze", str(archive))
+    assert code == 2 and "archived, without weights" in err
+
+
+def test_a_run_of_a_model_alone_is_not_to_be_trained(two):
+    _, stopped = two
+    (stopped / "metrics.jsonl").unlink()
+    (run,) = read_runs([stopped])
+    assert next_commands(run)[0].startswith("lrkv train ")
+    (stopped / "checkpoints/0").mkdir(parents=True)
+    verbs = [command.split()[1] for command in next_commands(run)]
+    assert verbs == ["evaluate", "generate", "serve"]
 
 
 def test_device_hours_are_those_of_each_start(two):
