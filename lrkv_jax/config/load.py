@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from lrkv_jax.config.attention import variant_class
 from lrkv_jax.config.frozen import Frozen, first_problem, inherited_settings
+from lrkv_jax.config.history import asked_dtype
 from lrkv_jax.config.old_names import of_today
 from lrkv_jax.config.schema import DataConfig, RunConfig, TrainConfig
 from lrkv_jax.errors import LrkvError, nearest
@@ -227,7 +228,7 @@ def _from_run(path: Path, raw: dict[str, Any], changes: list[tuple[str, Any]]) -
 
     The model with its variants and its choice of one, the optimizer's settings, and what data and
     training declare as `inherited` are the run's, each key unless the file has it; the rest is the
-    file's. The name joins both.
+    file's. Dtypes are as they were requested. The name joins both.
     """
     run = {**raw, **dict(changes)}.get("init_from")
     if run is None:
@@ -245,6 +246,11 @@ def _from_run(path: Path, raw: dict[str, Any], changes: list[tuple[str, Any]]) -
         settings = base.get(name) or {}
         inherited[name] = {k: settings[k] for k in inherited_settings(group) if k in settings}
     inherited["model"].pop("attention", None)
+    # Requested as auto, it became what suits the machine that trained the run.
+    dtype = inherited["model"].get("dtype", "auto")
+    if asked_dtype(saved.parent, dtype) != dtype:
+        inherited["model"]["dtype"] = "auto"
+        inherited.get("optimizer", {}).get("muon", {}).pop("dtype", None)
     name = f"{base['name']}-{raw['name']}" if raw.get("name") else base["name"]
     own = {key: value for key, value in raw.items() if value is not None}
     return {"attention": base["attention"]} | _deep(inherited, own) | {"name": name}

@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Int
 
-from lrkv_jax.data.conversation import Conversation, Message
+from lrkv_jax.data.conversation import Conversation, Message, text_message
 from lrkv_jax.data.tokenizer import CHAT_NAMES, Tokenizer
 from lrkv_jax.errors import LrkvError
 
@@ -62,6 +62,13 @@ class ChatFormat:
         self.start = [tokenizer.bos] if tokenizer.begins else []
         self.vocabulary = max(tokenizer.vocabulary, *(i + 1 for i in astuple(self.ids)))
 
+    @property
+    def marks_its_start(self) -> bool:
+        """Whether each conversation begins with the tokenizer's BOS and has no other one."""
+        turns = (text_message(role, "a") for role in ("user", "assistant") * 2)
+        ids = self.render(Conversation(tuple(turns)))[0].tolist()
+        return ids[0] == self.tokenizer.bos and ids.count(self.tokenizer.bos) == 1
+
     def trained(self, mixture: object) -> bool:
         """Whether a run can be expected to chat.
 
@@ -81,7 +88,7 @@ class ChatFormat:
     def render(
         self, conversation: Conversation, loss: Loss = "all"
     ) -> tuple[Int[np.ndarray, "T"], Bool[np.ndarray, "T"]]:
-        """Return a conversation's ids, BOS first, and which of them are targets.
+        """Return a conversation's ids, and which of them are targets.
 
         `all` counts every one, as the recipe does; `assistant` what the assistant writes: its text,
         its calls, and the tokens that end them, but no tool's output and no start of its turn.
@@ -208,7 +215,7 @@ class ChatFormat:
         if self.ids.python_start < 0 and any(part.kind != "text" for part in message.parts):
             raise LrkvError(
                 f"tokenizer {self.tokenizer.name} has no tokens for the calculator: leave out "
-                "conversations that call it"
+                "what calls it"
             )
 
     def _user(self, text: str) -> list[int]:

@@ -1,6 +1,6 @@
 """Sets of conversations to records: mixed, best-fit packed, each conversation once an epoch.
 
-A record holds whole conversations, each from its BOS on, and no two records share a
+A record holds whole conversations, each from its start on, and no two records share a
 token. What is left of it is filled with BOS that are no targets. The order of records
 within an epoch is the loader's, as for any other data; the held-out ones are shuffled
 here, so that the first few of them are in the mixture's proportions.
@@ -8,6 +8,7 @@ here, so that the first few of them are in the mixture's proportions.
 
 import bisect
 import hashlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -91,9 +92,16 @@ def build_mixture(data_config: DataConfig, context: int, *, progress: OnProgress
 def packed(config: DataConfig, split: str, context: int, tokenizer: Tokenizer) -> Packed:
     """The records [N, context + 1] of one split of `config.mixture`; a function of its arguments.
 
-    Raises LrkvError as `lrkv_jax.data.tasks.registry.stream` does, and for a split of nothing.
+    Raises LrkvError as `lrkv_jax.data.tasks.registry.stream` does, and for a split of nothing; for
+    a set that the chat cannot write, by its first example, before any is packed.
     """
     mixture, chat = config.mixture, ChatFormat(tokenizer)
+    for part in getattr(mixture, split):
+        for example in itertools.islice(stream(part.task, part.split, mixture.folder), 1):
+            try:
+                chat.render(task(part.task).conversation(example), mixture.loss)
+            except LrkvError as error:
+                raise LrkvError(f"data.mixture.{split}, {part.task}: {error}") from error
     counts: Counter[str] = Counter()
     rows, parts = [], []
     for part in getattr(mixture, split):

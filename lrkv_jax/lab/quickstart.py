@@ -25,6 +25,8 @@ from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.training.loop import train
 from lrkv_jax.training.metrics import read_metrics
 from lrkv_jax.training.restore import load_run
+from lrkv_jax.training.run_dir import check_same
+from lrkv_jax.training.state import resolve
 
 PRETRAIN = "configs/quickstart.yaml"
 MIDTRAIN = "configs/quickstart_midtrain.yaml"
@@ -71,8 +73,10 @@ def compare(
             )
     began = time.monotonic()
     results = []
-    for name in VARIANTS:
-        config = load_config(PRETRAIN, [*overrides, f"attention={name}"])
+    configs = [load_config(PRETRAIN, [*overrides, f"attention={name}"]) for name in VARIANTS]
+    for config in configs:
+        _check_same(config, "name=NAME")
+    for config in configs:
         result = train(config, console=console, stopping=stopping)
         if not result.finished:
             return False
@@ -101,6 +105,13 @@ def compare(
         soft_wrap=True,
     )
     return True
+
+
+def _check_same(config: RunConfig, fix: str) -> None:
+    """Raise `LrkvError` where a run of other settings is in the run's place."""
+    place = Path(config.directory)
+    if (place / "config.yaml").is_file():
+        check_same(place, resolve(config), fix=f"leave it as it was, or give another {fix}")
 
 
 def _measured(config: RunConfig, run_dir: Path) -> dict[str, Any]:
@@ -169,7 +180,9 @@ def chat(
     are used as they are. Without `run_model_code` no program that the model writes is run.
     """
     began = time.monotonic()
-    pretrained = train(load_config(PRETRAIN, overrides), console=console, stopping=stopping)
+    config = load_config(PRETRAIN, overrides)
+    _check_same(config, "run_dir=PATH")
+    pretrained = train(config, console=console, stopping=stopping)
     if not pretrained.finished:
         return False
     start = [f"init_from={pretrained.run_dir}"]

@@ -10,13 +10,14 @@ from jax.sharding import Mesh
 
 from lrkv_jax.config import MeshConfig, ModelConfig
 from lrkv_jax.config.differences import covers
+from lrkv_jax.config.history import asked_dtype
 from lrkv_jax.config.load import parse_overrides
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference.trained_run import TrainedRun
 from lrkv_jax.models.layers import resolve_dtype
 from lrkv_jax.training.checkpointing import Checkpointer
-from lrkv_jax.training.run_dir import asked_dtype, read_run
+from lrkv_jax.training.run_dir import read_run
 from lrkv_jax.training.state import placed_parameters
 
 
@@ -36,7 +37,7 @@ def load_run(
     """
     config = read_run(directory, overrides)
     changed = [key for key, _ in parse_overrides(overrides)]
-    requested = asked_dtype(directory, config)
+    requested = asked_dtype(directory, config.model.dtype)
     # Requested as auto, it may have become a different dtype on the training machine.
     if requested != config.model.dtype and not covers(changed, "model.dtype"):
         model = config.model.model_copy(update={"dtype": resolve_dtype(requested).name})

@@ -94,6 +94,15 @@ def changed_data(
     return changes
 
 
+def records_skipped(setup: Setup, manifest: dict[str, Any]) -> int:
+    """Records of an added epoch that no batch has: in their places an earlier one was filled up."""
+    before, now = manifest["config"]["train"].get("epochs"), setup.config.train.epochs
+    if before is None or now is None or before >= now:
+        return 0
+    read = manifest["step"] * setup.config.train.global_batch_size
+    return max(0, read - before * setup.loader.records)
+
+
 def _value(config: dict[str, Any], key: str) -> Any:
     value: Any = config
     for part in key.split("."):

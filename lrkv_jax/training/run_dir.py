@@ -23,6 +23,7 @@ from lrkv_jax import __version__, files
 from lrkv_jax.config import RunConfig, dump_config, load_config
 from lrkv_jax.config.differences import Change, check_keys, covers, differences
 from lrkv_jax.config.frozen import ROLES
+from lrkv_jax.config.history import read_history
 from lrkv_jax.distributed.hardware import device_name, usable_cores
 from lrkv_jax.distributed.processes import HERE, Processes
 from lrkv_jax.errors import EXIT_UNAVAILABLE, LrkvError
@@ -72,11 +73,15 @@ def open_run(config: RunConfig, allow: Collection[str] = (), processes: Processe
 def _claim(directory: Path, config: RunConfig, allow: Collection[str]) -> None:
     saved = directory / "config.yaml"
     if saved.is_file():
-        _refuse_another(directory, config, allow)
+        check_same(directory, config, allow)
         return
-    if directory.exists() and any(directory.iterdir()):
+    # A kill during the write below leaves such a file.
+    half = set(directory.glob(".config.yaml.*.part"))
+    if directory.exists() and set(directory.iterdir()) - half:
         raise LrkvError(f"{directory} exists and is not a run: give another run_dir=PATH")
     directory.mkdir(parents=True, exist_ok=True)
+    for file in half:
+        file.unlink()
     files.write(saved, dump_config(config))
 
 
@@ -89,15 +94,35 @@ def unusable(directory: Path, error: OSError) -> LrkvError:
     return LrkvError(f"{text}: give another run_dir=PATH")
 
 
-def _refuse_another(directory: Path, config: RunConfig, allow: Collection[str] = ()) -> None:
+def check_same(
+    directory: Path, config: RunConfig, allow: Collection[str] = (), *, fix: str = ""
+) -> None:
+    """Raise `LrkvError` if the directory's run has another setting that changes its result.
+
+    `allow` lets settings through. `fix` is what the message says instead of how `lrkv train` does.
+    """
     for change in differences(load_config(directory / "config.yaml"), config, ["semantics"]):
         longer = change.key == "train.steps" and change.new > change.old
         if not longer and not covers(allow, change.key):
+            ways = fix or "leave it as it was, or give this run its own run_dir=PATH"
+            saved = load_config(directory / "config.yaml")
+            if not fix and _array_shapes(config) == _array_shapes(saved):
+                ways += f", or let the change through with --allow-change {change.key}"
             raise LrkvError(
                 f"{directory} was trained with {change.key} = {change.old}, and {change.new} is "
-                "asked for: leave it as it was, give this run its own run_dir=PATH, or let the "
-                f"change through with --allow-change {change.key}"
+                f"asked for: {ways}"
             )
+
+
+def _array_shapes(config: RunConfig) -> dict[str, Any]:
+    """The names, shapes and dtypes of a checkpoint's arrays."""
+    import jax
+
+    from lrkv_jax.training.state import checkpoint_items, new_state, resolve
+
+    items = jax.eval_shape(lambda: checkpoint_items(new_state(resolve(config))))
+    leaves, _ = jax.tree.flatten_with_path(items)
+    return {jax.tree_util.keystr(path): (leaf.shape, leaf.dtype) for path, leaf in leaves}
 
 
 def record_start(
@@ -140,29 +165,6 @@ def record_start(
 
 def _plain(value: Any) -> Any:
     return value.model_dump(mode="json")
-
-
-def read_history(directory: str | Path) -> list[dict[str, Any]]:
-    """The starts of a run and the changes of its settings, in order.
-
-    Raises `LrkvError` for a row that is none.
-    """
-    path = Path(directory) / "history.jsonl"
-    if not path.is_file():
-        return []
-    try:
-        rows = [json.loads(line) for line in path.read_bytes().splitlines()]
-        if not all(isinstance(row, dict) for row in rows):
-            raise ValueError
-    except (ValueError, RecursionError) as error:
-        raise LrkvError(f"{path} is not JSON objects in lines: delete what is not") from error
-    return rows
-
-
-def asked_dtype(directory: str | Path, config: RunConfig) -> str:
-    """`model.dtype` as last requested for the run: auto, or its configuration's."""
-    starts = [row for row in read_history(directory) if row.get("event") == "start"]
-    return starts[-1].get("asked_dtype", config.model.dtype) if starts else config.model.dtype
 
 
 def read_run(directory: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:

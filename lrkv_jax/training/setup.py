@@ -191,5 +191,14 @@ def _check_vocabulary(config: RunConfig) -> None:
             f"model.vocabulary = {have} is smaller than tokenizer {config.data.tokenizer}'s "
             f"{need}: set model.vocabulary={need}"
         )
-    if config.data.mixture is not None:
-        ChatFormat(tokenizer).check(have)
+    if config.data.mixture is None:
+        return
+    chat = ChatFormat(tokenizer)
+    chat.check(have)
+    for name in ("document_mask", "document_positions"):
+        if getattr(config.train, name) and not chat.marks_its_start:
+            raise LrkvError(
+                f"train.{name}: conversations are told apart by a BOS at their start, which the "
+                f"chat of tokenizer {config.data.tokenizer} does not write, or not once: set "
+                f"train.{name}=false"
+            )

@@ -10,9 +10,11 @@ from support.chat_folders import FOLDERS
 from support.hf_folders import RECORDED, write
 from support.planted_models import drawn, plant
 
+from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.chat_template import ChatTemplate
 from lrkv_jax.data.conversation import Conversation, Message, Part, conversation_from, text_message
+from lrkv_jax.data.mixture import packed
 from lrkv_jax.data.tokenizer import foreign_tokenizer, load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.harness_requests import ChatPrompt
@@ -160,6 +162,13 @@ def test_what_the_assistant_says_is_the_target_of_a_template(folders):
     call = Message("assistant", (Part("python", "1+1"), Part("output", "2")))
     with pytest.raises(LrkvError, match="no tokens for the calculator"):
         chat.render(Conversation((text_message("user", "?"), call)))
+    sets = [{"task": "smoltalk", "split": "train"}, {"task": "gsm8k", "split": "train"}]
+    data = DataConfig(mixture={"folder": "demo", "train": sets, "heldout": sets[:1]})
+    with pytest.raises(LrkvError, match=r"data.mixture.train, gsm8k: .* calculator: leave out"):
+        packed(data, "train", 64, chat.tokenizer)
+    marked = [ChatFormat(foreign_tokenizer(str(f))).marks_its_start for f in folders.values()]
+    assert marked == [False, True, False]  # chatml, blocks, inst
+    assert ChatFormat(load_tokenizer("sotu-4096")).marks_its_start
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from lrkv_jax.config import load_config
+from lrkv_jax.data.loader import Records
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training.checkpointing import Checkpointer
@@ -117,6 +118,10 @@ def test_midtraining_learns_its_epoch_and_resumes_to_the_same_bits(pretrained, t
     (allow,) = re.findall(said, console.file.getvalue())
     longer = run("train.epochs=2", allow=[allow], until=whole.step + 1)
     assert longer.step == whole.step + 1
+    (folder,) = (tmp_path / "mixed").glob("mixture-*")
+    batch = load_run(whole.run_dir).config.train.global_batch_size
+    filled = whole.step * batch - len(Records(folder, "train"))
+    assert 0 < filled and f"behind its first {filled} records" in console.file.getvalue()
 
 
 def test_a_run_keeps_its_teacher_s_step_when_the_teacher_trains_on(pretrained, tiny, tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lrkv_jax.config import load_config
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.training import restore
 from lrkv_jax.training.checkpointing import layout
@@ -60,5 +61,9 @@ def test_auto_is_what_suits_this_machine_whatever_trained_the_run(finished_run, 
     text = "model.dtype=bfloat16"
     for overrides in ([text], text, {"model.dtype": "bfloat16"}, {"model": {"dtype": "bfloat16"}}):
         assert restore.load_run(folder, overrides=overrides).config.model.dtype == "bfloat16"
+    next_run = load_config("quickstart_midtrain", [f"init_from={folder}"])
+    assert (next_run.model.dtype, next_run.optimizer.muon.dtype) == ("auto", "auto")
     history.write_text(history.read_text().replace(auto, auto.replace("auto", "bfloat16")))
     assert restore.load_run(folder).config.model.dtype == "bfloat16"
+    next_run = load_config("quickstart_midtrain", [f"init_from={folder}"])
+    assert next_run.model.dtype == "bfloat16"

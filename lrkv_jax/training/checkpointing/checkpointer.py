@@ -33,6 +33,10 @@ SAVE_SECONDS = 600
 PROBE_BYTES = 64 << 10
 
 
+# Settings that make the batches of a validation.
+_MAKE_VALIDATION = ("validation_batches", "global_batch_size", "seq_len")
+
+
 class Checkpointer:
     """The checkpoints of one run directory.
 
@@ -318,16 +322,25 @@ class Checkpointer:
 
 
 def best_of(directory: Path, steps: list[int]) -> int | None:
-    """The step with the lowest finite validation loss among those with a manifest, or None."""
-    losses = {}
-    for step in steps:
+    """The step with the lowest finite validation loss among those with a manifest, or None.
+
+    Steps that were validated on other batches than the newest one are left out.
+    """
+    losses: dict[int, float] = {}
+    batches = None
+    for step in sorted(steps, reverse=True):
         try:
-            loss = layout.read_manifest(directory / str(step))["validation_loss"]
+            manifest = layout.read_manifest(directory / str(step))
+            loss = manifest["validation_loss"]
         except (Damaged, KeyError):
             continue
         if loss is not None and math.isfinite(loss):
-            losses[step] = loss
-    return min(losses, key=losses.get, default=None)
+            train = manifest.get("config", {}).get("train", {})
+            of = [train.get(name) for name in _MAKE_VALIDATION]
+            batches = batches or of
+            if of == batches:
+                losses[step] = loss
+    return min(losses, key=lambda step: losses[step], default=None)
 
 
 def read_verified(path: Path, abstract: dict[str, Any], processes: Processes) -> dict[str, Any]:

@@ -40,6 +40,11 @@ def test_the_newest_and_the_best_are_kept(tmp_path, monkeypatch):
             checkpoints.wait()
         assert checkpoints.steps() == [2, 4, 5]
         assert checkpoints.best() == 2
+        # A loss of two batches says nothing about one of twenty.
+        config = {"train": {"validation_batches": 20}}
+        checkpoints.save(6, SMALL, {"config": config}, 2.0)
+        checkpoints.wait()
+        assert checkpoints.best() == 6 and checkpoints.steps() == [5, 6]
     assert not (tmp_path / "failures").exists(), "launch/slurm.sbatch counts on that"
 
 

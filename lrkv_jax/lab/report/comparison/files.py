@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lrkv_jax import files
+from lrkv_jax.config.history import read_history
 from lrkv_jax.config.load import as_settings, config_from
 from lrkv_jax.config.old_names import metrics_of_today
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.files import read_json
 from lrkv_jax.lab.report.comparison.runs import RunRecord, order
 from lrkv_jax.training.metrics import read_metrics
-from lrkv_jax.training.run_dir import read_history, read_run
+from lrkv_jax.training.run_dir import read_run
 
 
 def read_runs(paths: Iterable[str | Path]) -> list[RunRecord]:
