@@ -1,6 +1,7 @@
 """The command line: one thin command per verb. Everything heavy is imported inside its command."""
 
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -13,7 +14,13 @@ import typer
 from lrkv_jax.cli import bench, commands, data, interop, overview, report, runs, serve, sweep
 from lrkv_jax.cli.shared import app
 from lrkv_jax.distributed.processes import HERE
-from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_FAULT, EXIT_INTERRUPTED, LrkvError
+from lrkv_jax.errors import (
+    EXIT_BAD_INPUT,
+    EXIT_FAULT,
+    EXIT_INTERRUPTED,
+    EXIT_UNAVAILABLE,
+    LrkvError,
+)
 
 # Typer bundles click or depends on it, by version; its public name for this is a child.
 UsageError: Any = typer.BadParameter.__base__
@@ -40,9 +47,15 @@ def main() -> None:
         sys.stdout = sys.__stdout__ = open(os.devnull, "w")  # type: ignore[misc]  # noqa: SIM115
     if sys.stderr is None:
         sys.stderr = sys.__stderr__ = open(os.devnull, "w")  # type: ignore[misc]  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):  # whose encoding may lack a character
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull)  # noqa: SIM115
+    # Their encoding may lack a character; what comes in may not be of it.
+    for stream, errors in (
+        (sys.stdin, "surrogateescape"), (sys.stdout, "backslashreplace"),
+        (sys.stderr, "backslashreplace"),
+    ):  # fmt: skip
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors=errors)
     # XLA's alarm of asterisks, after two minutes of compiling, is an error to its log.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Orbax's and TFDS's log: what fails there is raised too, and reported in one line. Its level
@@ -71,7 +84,8 @@ def main() -> None:
             raise
         if text:  # empty where another process prints it
             _print_error(text)
-        code = getattr(error, "exit_code", EXIT_BAD_INPUT)
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        code = getattr(error, "exit_code", EXIT_UNAVAILABLE if full else EXIT_BAD_INPUT)
         if HERE.must_leave():  # an ordinary exit waits for the others
             HERE.leave(code)
         _end(code)

@@ -40,6 +40,8 @@ def quickstart(
     """
     from lrkv_jax.config import load_config
 
+    if run_model_code and not chat:
+        raise LrkvError("--run-model-code is for --chat: the comparison runs no model's code")
     with Stopping() as stopping:
         load_config("quickstart", overrides or [])  # a mistake costs no import of JAX
         start_alone("quickstart")
@@ -149,9 +151,11 @@ def plan(
         ),
     ] = True,
     utilization: Annotated[
-        tuple[float, float],
-        typer.Option(metavar="LOW HIGH", help="Shares of the peak that a step may reach."),
-    ] = (0.3, 0.5),
+        tuple[float, float] | None,
+        typer.Option(
+            metavar="LOW HIGH", help="Shares of the peak that a step may reach (default: 0.3 0.5)."
+        ),
+    ] = None,
     sbatch: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the Slurm job of this step to FILE.")
     ] = None,
@@ -161,8 +165,9 @@ def plan(
 
     That is parameters, FLOPs, cache bytes, memory and time.
 
-    A mesh axis, --devices, --hardware or --sbatch adds the training step on those devices: its
-    memory and time, and which settings would make it fit or cost less.
+    A mesh axis, --devices, --hardware, --utilization or --sbatch adds the training step on those
+    devices: its memory and time, and which settings would make it fit or cost less. With it, or
+    with --length, comes the time to decode a token.
     """
     # Nothing is computed: no reason to take an accelerator, or to wait for one.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -171,13 +176,14 @@ def plan(
     from lrkv_jax.lab.plan import report
 
     run = load_config(config, overrides or [])
-    if not all(0 < share <= 1 for share in utilization):
+    if not all(0 < share <= 1 for share in utilization or ()):
         raise LrkvError("--utilization: use two shares above 0 and at most 1, as in 0.3 0.5")
     if sbatch:
         files.check_writable(sbatch)  # before the step is compiled
     name = hardware or "h200"
     on_mesh = any(override.startswith("mesh.") for override in overrides or [])
-    training = on_mesh or any(given is not None for given in (devices, hardware, sbatch))
+    asked = devices, hardware, utilization, sbatch
+    training = on_mesh or any(given is not None for given in asked)
     compiled, what = training and compile_, "planning"
     if compiled:
         from lrkv_jax.lab.plan.training import simulate_devices
@@ -188,11 +194,12 @@ def plan(
         planned = report.plan_report(
             run, list(run.variants) if all_variants else [run.attention], training=training,
             compiled=compiled, devices=devices, device=name, length=length,
-            utilization=utilization,
+            utilization=utilization or (0.3, 0.5),
         )  # fmt: skip
     if sbatch:
         files.write(sbatch, report.sbatch(planned, config, overrides or []))
-    print(files.json_of(planned) if as_json else report.as_text(planned))
+    text = report.as_text(planned, decoding=length is not None)
+    print(files.json_of(planned) if as_json else text)
 
 
 @app.command()
@@ -208,6 +215,8 @@ def settings(
     """List the settings of a run, with default, role and meaning."""
     from lrkv_jax.config.reference import all_settings, as_markdown, as_text
 
+    if prefix and markdown:
+        raise LrkvError(f"--markdown is the page of all settings: leave out {prefix}")
     print(as_markdown().rstrip() if markdown else as_text(all_settings(prefix or "")))
 
 

@@ -1,7 +1,9 @@
 """`lrkv data` and `lrkv tokenizer`: from text to records of tokens."""
 
+import contextlib
 import shlex
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -154,8 +156,8 @@ def tokenizer_train(
     splits["heldout_shards"] = heldout_shards
     limit = None if megabytes is None else megabytes * 1_000_000
     files.check_writable(out)
-    next(documents(source, "heldout", **splits))  # refused before the work where there is none
-    with working("reading") as bar:
+    with working("reading") as bar, _options_named(splits):
+        next(documents(source, "heldout", **splits))  # refused before the work where there is none
         definition = train_tokenizer(
             up_to(documents(source, "train", **splits), limit), vocabulary,
             progress=lambda size: bar("bytes read", size, limit),
@@ -168,3 +170,15 @@ def tokenizer_train(
         size += len(text.encode())
         tokens += len(tokenizer.encode(text))
     print(f"{out}: {vocabulary:,} entries, {size / tokens:.3f} bytes per token on held-out text")
+
+
+@contextlib.contextmanager
+def _options_named(settings: Iterable[str]) -> Iterator[None]:
+    """Errors in it name this command's options where they name a run's settings."""
+    try:
+        yield
+    except LrkvError as error:
+        text = str(error).replace("data.source = ", "")
+        for name in sorted(settings, key=len, reverse=True):
+            text = text.replace(f"data.{name}", f"--{name.replace('_', '-')}")
+        raise LrkvError(text, error.exit_code) from error

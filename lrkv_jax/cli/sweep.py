@@ -56,6 +56,8 @@ def sweep(
     from lrkv_jax.lab.sweep.display import Display
     from lrkv_jax.lab.sweep.work import state_of, work
 
+    if list_ and only is not None:
+        raise LrkvError("--only with --list: the list has all runs, with their numbers")
     wanted = names(tasks)
     console = Console(highlight=False, markup=False)
     if list_:

@@ -13,7 +13,7 @@ from typing import Any
 
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.sources import EMBEDDED
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, LrkvError
 from lrkv_jax.files import read_json, write_json
 
 FILE = "PROVENANCE.json"
@@ -183,7 +183,10 @@ def _not_asked_for(folder: Path, known: dict[str, Any]) -> LrkvError:
 
 def _failed(repo: str, repo_type: str, error: BaseException) -> LrkvError:
     """One line with the cause of a client's error, and what to do."""
-    kind = type(error).__name__
+    kind, answer = type(error).__name__, getattr(error, "response", None)
+    # A client's mistake stays one; a hub out of reach or a full disk may pass.
+    refused = answer is not None and 400 <= answer.status_code < 500
+    code = EXIT_BAD_INPUT if refused else EXIT_UNAVAILABLE
     while error.__cause__ is not None:
         error = error.__cause__
     reason = (str(error).splitlines() or [""])[0][:120]
@@ -191,5 +194,6 @@ def _failed(repo: str, repo_type: str, error: BaseException) -> LrkvError:
     return LrkvError(
         f"fetching {repo} failed ({kind}: {reason}): see {page}; where it is gated or private, "
         "accept its terms and `hf auth login`; what is complete stays, and the same command "
-        "continues"
+        "continues",
+        code,
     )

@@ -144,9 +144,17 @@ def no_document(source: str, split: Split, heldout: float) -> LrkvError:
 
 
 def _files(source: str) -> list[str]:
-    """The files below a folder, without hidden ones, in which a download keeps its notes."""
-    found = []
-    for folder, folders, names in os.walk(source, onerror=_raise):
+    """The files below a folder, without hidden ones, in which a download keeps its notes.
+
+    Folders that are linked there are read too, and one that is linked in itself once.
+    """
+    found, seen = [], set()
+    for folder, folders, names in os.walk(source, onerror=_raise, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
         folders[:] = [name for name in folders if not name.startswith(".")]
         paths = [Path(folder, name) for name in names if not name.startswith(".")]
         found += [path.relative_to(source).as_posix() for path in paths if path.is_file()]

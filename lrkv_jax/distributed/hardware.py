@@ -7,6 +7,7 @@ driver's share), and takes some of it for its context and the collectives' buffe
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import platform
@@ -84,6 +85,9 @@ def host_memory() -> tuple[int, int]:
     try:
         limit = int((CONTROL_GROUP / "memory.max").read_text())
         used = int((CONTROL_GROUP / "memory.current").read_text())
+        with contextlib.suppress(OSError):  # a file's pages are given back before the limit ends it
+            lines = (CONTROL_GROUP / "memory.stat").read_text().splitlines()
+            used -= int(dict(line.split() for line in lines).get("inactive_file", 0))
         total, free = min(total, limit), min(free, limit - used)
     except (OSError, ValueError):  # no such group, or "max"
         pass

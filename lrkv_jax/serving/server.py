@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import ipaddress
 import logging
@@ -18,7 +19,7 @@ from pathlib import Path
 import uvicorn
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, LrkvError
 from lrkv_jax.serving.app import application
 from lrkv_jax.serving.connections import BACKLOG, WAITING, Connection, ConnectionLimits, Connections
 from lrkv_jax.serving.service import Service
@@ -74,7 +75,8 @@ def bound(host: str, port: int, key: str | None) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise LrkvError(f"{host}:{port}: {error.strerror}; use another --port") from None
+        code = EXIT_UNAVAILABLE if error.errno == errno.EADDRINUSE else EXIT_BAD_INPUT
+        raise LrkvError(f"{host}:{port}: {error.strerror}; use another --port", code) from None
     return listener
 
 

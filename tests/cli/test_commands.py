@@ -1,6 +1,8 @@
 """The command line: bad input is one line and exit code 2; the verbs do what they say."""
 
+import errno
 import html
+import io
 import json
 import lzma
 import shutil
@@ -46,6 +48,11 @@ def trained(tmp_path_factory, finished_run):
         ("plan 128m --devices -3", "'--devices': Input should be greater than or equal to 1"),
         ("plan 128m --length 1.5", "1.5: use a whole number from 1 on"),
         ("plan 128m mesh.fsdp=8 --utilization 40 50", "--utilization: use two shares"),
+        ("quickstart --run-model-code", "--run-model-code is for --chat"),
+        ("settings train --markdown", "--markdown is the page of all settings"),
+        ("sweep nano --list --only 0", "--only with --list"),
+        ("tokenizer train TEXTS", "change --heldout = 0.01 or add documents"),
+        ("evaluate RUN --tasks gsm8k", "max_new_tokens (--tokens) = 512: use 1 to"),
         ("evaluate runs/none", "runs/none is not a run"),
         ("evaluate RUN --tasks bpb,poetry", "unknown task poetry"),
         ("evaluate RUN --step 99", "/checkpoints: there are 6"),
@@ -60,7 +67,10 @@ def trained(tmp_path_factory, finished_run):
 def test_a_wrong_command_is_one_line_that_names_the_mend(
     capsys, monkeypatch, tmp_path, pages, trained, line, message
 ):
-    verb, *rest = [str(trained) if word == "RUN" else word for word in line.split()]
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("My fellow Americans")
+    named = {"RUN": str(trained), "TEXTS": str(tmp_path / "texts")}
+    verb, *rest = [named.get(word, word) for word in line.split()]
     if "quickstart" in rest:
         rest += [f"run_dir={tmp_path / 'run'}", *pages]
     code, out, err = lrkv(capsys, monkeypatch, verb, *rest)
@@ -242,10 +252,20 @@ def test_what_orbax_logs_is_left_out_by_a_command_and_not_by_python(
 def test_what_prints_and_ends_a_process_has_streams_where_the_caller_closed_them(
     capsys, monkeypatch
 ):
-    for name in ("stdout", "stderr", "__stdout__", "__stderr__"):
-        monkeypatch.setattr(sys, name, None)  # as Python does for `>&- 2>&-`
+    for name in ("stdin", "stdout", "stderr", "__stdout__", "__stderr__"):
+        monkeypatch.setattr(sys, name, None)  # as Python does for `<&- >&- 2>&-`
     assert lrkv(capsys, monkeypatch, "--version")[0] == 0
     assert not any(s.isatty() for s in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__))
+    assert sys.stdin.read() == ""
+
+
+def test_what_is_typed_in_another_encoding_ends_no_chat(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\n"), "utf-8"))
+    monkeypatch.setattr("lrkv_jax.cli.app", lambda **_: sys.exit(input() == "caf\udce9"))
+    monkeypatch.setattr(sys, "argv", ["lrkv"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code is True
 
 
 @pytest.mark.parametrize(
@@ -253,6 +273,7 @@ def test_what_prints_and_ends_a_process_has_streams_where_the_caller_closed_them
     [
         (LrkvError("a setting"), "train", 2), (LrkvError("a setting"), "--debug", 1),
         (FileNotFoundError(2, "No such file", "x"), "train", 2), (OSError("no number"), "train", 1),
+        (OSError(errno.ENOSPC, "No space left"), "train", 69),
         (ValueError("a fault"), "train", 1),
     ],
 )  # fmt: skip

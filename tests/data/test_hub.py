@@ -15,7 +15,7 @@ from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.hub import download, fetch_source, read_provenance
 from lrkv_jax.data.records.build import build_dataset
 from lrkv_jax.data.records.folders import open_dataset
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import EXIT_BAD_INPUT, EXIT_UNAVAILABLE, LrkvError
 
 REPO = "HuggingFaceFW/fineweb-edu"
 WANTED = ("sample/10BT/*.jsonl",)
@@ -155,16 +155,19 @@ def test_training_does_not_fetch_and_your_own_folder_is_left_alone(hub, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "message"),
+    ("status", "code", "message", "exit_code"),
     [
-        (401, "GatedRepo", "GatedRepoError.*see https://.*datasets/HuggingFaceFW.*hf auth login"),
-        (404, "RevisionNotFound", "RevisionNotFoundError"),
-        (500, "", "500"),
-        (None, "", "ConnectError"),
+        (
+            401, "GatedRepo", "GatedRepoError.*see https://.*datasets/HuggingFaceFW.*hf auth login",
+            EXIT_BAD_INPUT,
+        ),
+        (404, "RevisionNotFound", "RevisionNotFoundError", EXIT_BAD_INPUT),
+        (500, "", "500", EXIT_UNAVAILABLE),
+        (None, "", "ConnectError", EXIT_UNAVAILABLE),
     ],
-)
+)  # fmt: skip
 def test_a_refusal_is_one_line_and_leaves_nothing(
-    hub, tmp_path, monkeypatch, status, code, message
+    hub, tmp_path, monkeypatch, status, code, message, exit_code
 ):
     hub.status, hub.code = status, code
     if status is None:
@@ -172,6 +175,7 @@ def test_a_refusal_is_one_line_and_leaves_nothing(
     with pytest.raises(LrkvError, match=message) as error:
         download(REPO, "main", WANTED, tmp_path / "f")
     assert not (tmp_path / "f").exists() and "\n" not in str(error.value)
+    assert error.value.exit_code == exit_code
 
 
 def test_a_full_disk_and_a_pattern_that_matches_nothing_are_one_line(hub, tmp_path, monkeypatch):

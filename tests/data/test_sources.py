@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lrkv_jax.data.sources import documents
+from lrkv_jax.data.sources import documents, file_names
 from lrkv_jax.errors import LrkvError
 
 
@@ -27,6 +27,15 @@ def mixed(tmp_path):
     pq.write_table(table, tmp_path / "deep" / "rows.parquet", row_group_size=7)
     (tmp_path / "ignored.csv").write_text("text\nno\n")
     return tmp_path
+
+
+def test_a_linked_folder_is_read_once(mixed, tmp_path_factory):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "a.txt").write_text("linked")
+    (mixed / "more").symlink_to(elsewhere)
+    (elsewhere / "back").symlink_to(mixed)  # would never end
+    names = file_names(str(mixed))
+    assert len(names) == len(set(names)) == 43 and "more/a.txt" in names
 
 
 def test_every_document_is_in_exactly_one_split(mixed):

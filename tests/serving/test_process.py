@@ -13,6 +13,8 @@ import pytest
 from support.command import lrkv
 from support.served import ENVIRONMENT, asks, get, post, raw, started, wait_until
 
+from lrkv_jax.errors import EXIT_UNAVAILABLE
+
 LONG = {"prompt": "We", "max_tokens": 240, "temperature": 0, "ignore_eos": True}
 
 
@@ -21,7 +23,8 @@ def test_sigterm_answers_what_was_accepted_and_a_killed_server_starts_again(run)
     process, port, _ = started(run, "--batch", "2")
     other = [sys.executable, "-m", "lrkv_jax.cli", "serve", str(run), "--port", str(port)]
     taken = subprocess.run(other, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
-    assert taken.returncode == 2 and "Address already in use; use another --port" in taken.stderr
+    assert taken.returncode == EXIT_UNAVAILABLE
+    assert "Address already in use; use another --port" in taken.stderr
 
     whole = post(port, "/v1/completions", LONG)[1]["choices"][0]["text"]
     texts, connections = [], [raw(port, asks(LONG)) for _ in range(8)]

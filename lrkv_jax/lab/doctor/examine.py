@@ -92,7 +92,8 @@ def _findings(plan: Plan, end: float, begin: Callable[[str], None]) -> Iterator[
     """Findings of the checks until the last one ends, one hangs, or the time `end` comes."""
     messages: queue.SimpleQueue[Check | list[Finding] | None] = queue.SimpleQueue()
     threading.Thread(target=_run, args=(plan, messages), daemon=True).start()
-    name, fix, until = "the next check", "", time.monotonic() + START_SECONDS
+    starting = "the next check", ""
+    (name, fix), until = starting, time.monotonic() + START_SECONDS
     try:
         while message := messages.get(timeout=max(0.0, min(until, end) - time.monotonic())):
             if isinstance(message, Check):
@@ -100,7 +101,7 @@ def _findings(plan: Plan, end: float, begin: Callable[[str], None]) -> Iterator[
                 begin(f"{name}, {message.seconds:.0f} s at most")
             else:
                 yield from message
-                until = time.monotonic() + START_SECONDS
+                (name, fix), until = starting, time.monotonic() + START_SECONDS
     except queue.Empty:
         if end < until:
             text, verdict = "not done when the doctor's time was over", SLOW

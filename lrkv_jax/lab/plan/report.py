@@ -74,11 +74,16 @@ def plan_report(
     return planned
 
 
-def as_text(planned: dict[str, Any]) -> str:
-    """The plan in tables and sentences that fit an 80-column terminal."""
+def as_text(planned: dict[str, Any], *, decoding: bool = False) -> str:
+    """The plan in tables and sentences that fit an 80-column terminal.
+
+    The time to decode a token is there with the training step, or with `decoding`.
+    """
     parts = _costs(planned)
     if "training" in planned:
-        parts += [*_training(planned), *_decoding(planned)]
+        parts += _training(planned)
+    if decoding or "training" in planned:
+        parts += _decoding(planned)
     return "\n\n".join(parts)
 
 

@@ -13,6 +13,7 @@ from lrkv_jax.distributed.hardware import hardware
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.bench import clock
 from lrkv_jax.lab.doctor import devices, host
+from lrkv_jax.lab.doctor import examine as examination
 from lrkv_jax.lab.doctor.examine import OK, SLOW, WRONG, Check, Finding, examine, sentence
 
 H200 = hardware("h200")
@@ -43,11 +44,24 @@ def test_the_report_has_every_line_and_its_verdict_is_the_worst():
     assert sentence(report).startswith("3 wrong of 5 lines")
 
 
-def test_a_check_that_hangs_is_one_line_and_ends_the_examination():
+def test_a_check_that_hangs_is_one_line_and_ends_the_examination(monkeypatch):
     shown, report = examined(RIGHT, HANGS, RIGHT)
     assert [one.name for one in shown] == ["right", "hangs"] and report["doctor"] == WRONG
     assert shown[1].text == "did not answer in time; what follows was not run"
     assert shown[1].fix == "mend it"
+    # What is slow between two checks is neither of them.
+    with monkeypatch.context() as patch:
+        patch.setattr(examination, "START_SECONDS", 0.1)
+
+        def slow(facts):
+            yield RIGHT
+            time.sleep(1)
+            yield RIGHT
+
+        _, late = (
+            Finding(**one) for one in examine(Mock(), Mock(), seconds=9, plan=slow)["findings"]
+        )
+    assert (late.name, late.fix) == ("the next check", "")
     # What the doctor's own time cuts short is not called wrong.
     (cut,), report = examined(HANGS, seconds=0.1)
     assert cut.verdict == report["doctor"] == SLOW and "time was over" in cut.text
@@ -119,9 +133,14 @@ def test_free_memory_is_what_the_control_group_leaves_and_a_benchmark_takes_a_sh
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr("lrkv_jax.distributed.hardware.CONTROL_GROUP", tmp_path)
-    for limit, free in ((1 << 20, 3 << 18), ("max", None)):
+    cached = f"anon 5\ninactive_file {1 << 18}\n"
+    for limit, free, stat in (
+        (1 << 20, 3 << 18, None), (1 << 20, 1 << 20, cached), ("max", None, cached),
+    ):  # fmt: skip
         (tmp_path / "memory.max").write_text(str(limit))
         (tmp_path / "memory.current").write_text(str(1 << 18))
+        if stat:
+            (tmp_path / "memory.stat").write_text(stat)
         measured = host.machine().measured
         assert (measured["total_bytes"], measured["free_bytes"]) == (limit, free) or not free
         assert clock.memory_limit() == pytest.approx(0.6 * measured["free_bytes"], rel=0.1)

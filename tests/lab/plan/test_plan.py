@@ -43,7 +43,10 @@ def test_mha_is_the_reference_even_where_the_yaml_lists_none(tmp_path):
 def test_the_table_has_the_paper_s_largest_model():
     step = planned(load_config("nano", ["mesh.fsdp=2"]), training=True)
     assert max(map(len, as_text(step).splitlines())) <= 80
-    lines = as_text(planned(load_config("6.3b"))).splitlines()
+    largest = planned(load_config("6.3b"))
+    lines = as_text(largest).splitlines()
+    shown = as_text(step), as_text(largest, decoding=True), as_text(largest)
+    assert ["Decoding on one" in text for text in shown] == [True, True, False]
     assert max(map(len, lines)) <= 80
     rows = {line.split()[0]: line.split()[1:] for line in lines if line.startswith(tuple(VARIANTS))}
     assert list(rows) == VARIANTS[:-1]
