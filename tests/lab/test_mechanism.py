@@ -18,6 +18,7 @@ from lrkv_jax.config import load_config
 from lrkv_jax.config.schema import MeshConfig
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.inference.language_model import LanguageModel
+from lrkv_jax.models.accounting.counts import parameter_counts
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -25,13 +26,17 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 def test_a_part_says_its_runs_and_asks_of_means_that_it_has(pages):
     """First all rates; an end of them asks for the next; then a seed of all variants at a time."""
     for part in pages.design.PARTS.values():
-        path, configs = EXPERIMENTS / "mechanism" / part.config, set()
+        path, configs, sizes = EXPERIMENTS / "mechanism" / part.config, set(), []
         for variant in part.variants:
             run = pages.design.Planned(variant, 0.02, 0, part.steps)
             changed = pages.design.settings(part, run)
             config = load_config(path, [f"{name}={value}" for name, value in changed.items()])
             configs.add((config.model.attention, config.optimizer))
+            sizes.append(parameter_counts(config.model).total / 1e6)
         assert len(configs) == len(part.variants)
+        if part is pages.design.FACTORIAL:
+            page = (EXPERIMENTS.parent / "docs/results.md").read_text()
+            assert f"{min(sizes):.1f} to {max(sizes):.1f}M parameters" in page
         assert part.equal_within.keys() <= part.contrasts.keys()
         for weights in part.contrasts.values():
             assert sum(weights.values()) == 0 and weights.keys() <= set(part.names)
@@ -103,6 +108,8 @@ def test_of_the_runs_of_a_quarter_the_page_says_what_survives_on_both_splits(pag
     tune, test = to_mha(pages.design.FACTORIAL)
     below = [v for v in tune if tune[v].verdict == test[v].verdict == "lower"]
     assert below == ["lrkv_latent"]
+    readme = (EXPERIMENTS.parent / "README.md").read_text()
+    assert "only rotated latents are below MHA on both held-out splits" in readme
     for name in ("lrkv_latent", "both"):
         assert f"{tune[name].p:.2g} on `tune`, {test[name].p:.2g} on `test`" in page
     seeds = [

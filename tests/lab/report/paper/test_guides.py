@@ -30,7 +30,8 @@ def test_the_guide_to_the_paper_names_tests_and_every_table_and_figure():
 
 
 def test_lrkv_full_has_a_lower_loss_than_mha_with_heads_that_are_more_alike():
-    """Against the paper's mechanism, by cosines; of the centered ranks no difference is found."""
+    """Against the paper's mechanism, by cosines and by the paper's centered rank; of that rank
+    weighted by text no difference is found."""
 
     def to_mha(name, place):
         rows = json.loads((KEPT / f"family/{name}.json").read_text())["rows"]
@@ -47,6 +48,10 @@ def test_lrkv_full_has_a_lower_loss_than_mha_with_heads_that_are_more_alike():
         assert one.verdict == "higher" and one.p < 0.001
     assert cosine.with_interval(3) in RESULTS
     assert rank.verdict == "not found" and f"differ (p = {rank.p:.2g})" in RESULTS
+    plain = to_mha("heads/weighted_ranks", 4)
+    assert plain.verdict == "lower" and plain.p < 0.001
+    assert f"unweighted {-plain.difference:.1f} % of the cap lower" in RESULTS
+    assert f"lower too, by {-plain.difference:.1f} % of its cap" in PAPER
 
 
 def test_the_family_s_pages_are_what_the_archive_and_the_benchmark_give(tmp_path, monkeypatch):
@@ -86,3 +91,6 @@ def test_the_page_on_converting_is_what_its_runs_gave_and_they_are_those_of_its_
     assert set(script["FORMS"]) < {one["form"] for one in script["read"](kept)}
     script["write"](kept, Path(shutil.copy(page, tmp_path)))
     assert (tmp_path / page.name).read_text() == page.read_text()
+    asked = re.findall(r"--bytes (0\.\d+)", page.read_text() + (ROOT / "README.md").read_text())
+    values = 2 * 3 * 64  # of a token and layer; a latent's width is a multiple of 8
+    assert [224 <= float(share) * values < 232 for share in asked] == [True] * 3
