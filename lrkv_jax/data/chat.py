@@ -74,7 +74,8 @@ class ChatFormat:
 
         It was trained on conversations, `mixture`, or is another's, whose tokenizer has a chat.
         """
-        return mixture is not None or self.template is not None or bool(self.tokenizer.chat)
+        imported = self.tokenizer.imported and bool(self.tokenizer.chat)
+        return mixture is not None or self.template is not None or imported
 
     def check(self, vocabulary: int) -> None:
         """Raise `LrkvError` if a model's vocabulary is too small to chat."""

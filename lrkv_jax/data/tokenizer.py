@@ -96,6 +96,11 @@ class Tokenizer:
         header = f"{self.vocabulary} {bos}\n".encode()
         self.fingerprint = hashlib.sha256(header + definition).hexdigest()
 
+    @property
+    def imported(self) -> bool:
+        """Whether it came with a model."""
+        return self._processed is not None
+
     def token_bytes_up_to(self, vocabulary: int) -> np.ndarray:
         """`token_bytes` for a model of at least as many ids; ids past the tokenizer's count 0."""
         return np.pad(self.token_bytes, (0, vocabulary - self.vocabulary))

@@ -289,7 +289,8 @@ def batched_params(sequences):
     temperature_B, min_p_B, frequency_B, presence_B = np.zeros((4, B), np.float32)
     top_p_B, repetition_B = np.ones((2, B), np.float32)
     bias_BX = np.zeros((B, BIASES), np.float32)
-    top_k_B, stream_B, min_length_B = np.zeros((3, B), np.int32)
+    top_k_B, stream_B = np.zeros((2, B), np.int32)
+    min_length_BX = np.zeros((B, STOPS), np.int32)
     bias_ids_BX, stops_BX = (np.full((B, X), -1, np.int32) for X in (BIASES, STOPS))
     seed_B2, logprobs_B = np.zeros((B, 2), np.uint32), np.zeros(B, bool)
     plain = True
@@ -306,10 +307,11 @@ def batched_params(sequences):
         seed_B2[slot], stream_B[slot] = _key_data(request.rng.seed), request.rng.stream
         stops = sorted(request.stop_token_ids)[:STOPS]
         stops_BX[slot, : len(stops)] = stops
-        min_length_B[slot] = sequence.min_length
+        for place, stop in enumerate(stops):
+            min_length_BX[slot, place] = sequence.min_length_before(stop)
         logprobs_B[slot] = request.logprobs is not None
     return BatchedSamplingParams(
         temperature_B, top_k_B, top_p_B, min_p_B, frequency_B, presence_B, repetition_B,
-        bias_ids_BX, bias_BX, seed_B2, stream_B, stops_BX, min_length_B, logprobs_B,
+        bias_ids_BX, bias_BX, seed_B2, stream_B, stops_BX, min_length_BX, logprobs_B,
         np.bool_(plain),
     )  # fmt: skip

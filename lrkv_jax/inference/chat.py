@@ -106,9 +106,12 @@ class Chat:
             return same, prompt_ids[same:]
         turn = chat.turn(text)
         turn[:0] = [] if self.messages else chat.start
-        if self._unfinished:  # an answer that was cut short has no end yet
+        used = self.used
+        if used and (self._unfinished or self._sequence.tokens[-1] != chat.ids.assistant_end):
+            # An answer that was cut short has no end, or another than training's: a text's.
+            used -= not self._unfinished
             turn.insert(0, chat.ids.assistant_end)
-        return self.used, turn
+        return used, turn
 
     def _answering(self, turn: list[int], budget: int) -> Answering:
         """Append a turn to the conversation, and start its answer."""

@@ -72,8 +72,10 @@ class LanguageModel:
         return Engine(self._run, batch=self._batch, length=self.context + 1)
 
     def check_chat(self) -> None:
-        """Raise `LrkvError` for a model of too few ids to chat."""
+        """Raise `LrkvError` for a model of too few ids to chat, and for one not trained to."""
         self.chat.check(self._run.config.model.vocabulary)
+        if not self.chat.trained(self._run.config.data.mixture):
+            raise LrkvError("the run was not trained to chat: midtrain it, or give it texts")
 
     def chat_prompt(self, conversation: Conversation) -> list[int]:
         """Return the ids of a conversation up to the start of the answer.

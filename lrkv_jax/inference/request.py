@@ -33,7 +33,8 @@ class TokenLogprobs(NamedTuple):
 class Request:
     """Token ids to continue, or whose continuations to score.
 
-    stop_token_ids: ids that end the text once it has `min_tokens`. logprobs: how many of the
+    stop_token_ids: ids that end the text once it has `min_tokens`. pauses: those of them that stop
+    it at any length, to go on behind what a tool gives. logprobs: how many of the
     likeliest tokens to report next to each sampled one, at most `sampling.TOPS`; None reports
     nothing. continuations: texts to score, instead of new tokens. forced: tokens that are taken
     instead of sampled ones, whose logits are kept. retain: whether the cache stays when it is done,
@@ -45,6 +46,7 @@ class Request:
     sampling: Sampling = Sampling()
     rng: RngStream = RngStream()
     stop_token_ids: frozenset[int] = frozenset()
+    pauses: frozenset[int] = frozenset()
     min_tokens: int = 0
     logprobs: int | None = None
     continuations: abc.Sequence[Ids] = ()
@@ -122,9 +124,10 @@ class Sequence:
         new = self.tokens[self.prompt_length :]
         return new[:-1] if self.result.finish_reason == "stop" else new
 
-    @property
-    def min_length(self) -> int:
-        """The length up to which no stop ends it: `min_tokens` of the answer were not sampled."""
+    def min_length_before(self, stop: int) -> int:
+        """The length up to which a stop is not to come: `min_tokens` of the answer are sampled."""
+        if stop in self.request.pauses:
+            return 0
         return self.answer_start + sum(map(len, self.inserted)) + self.request.min_tokens
 
     @property

@@ -74,9 +74,9 @@ class BatchedSamplingParams:
     """How each of B slots samples: its `Sampling`, its random stream, and the ids that stop it.
 
     A table of arrays, so that one program serves every way of sampling. `stops_BX` and
-    `bias_ids_BX` are padded with −1, which no token is; before the position `min_length_B` no stop
-    is sampled. `logprobs_B` marks slots whose log-probabilities are wanted. `plain`: all slots take
-    the likeliest token, and nothing else is wanted.
+    `bias_ids_BX` are padded with −1, which no token is; a stop is not sampled before its position
+    `min_length_BX`. `logprobs_B` marks slots whose log-probabilities are wanted. `plain`: all slots
+    take the likeliest token, and nothing else is wanted.
     """
 
     temperature_B: Float[Array, "B"]
@@ -91,7 +91,7 @@ class BatchedSamplingParams:
     seed_B2: UInt32[Array, "B 2"]  # a key's data
     stream_B: Int[Array, "B"]
     stops_BX: Int[Array, "B X"]
-    min_length_B: Int[Array, "B"]
+    min_length_BX: Int[Array, "B X"]
     logprobs_B: Bool[Array, "B"]
     plain: Bool[Array, ""]
 
@@ -150,7 +150,7 @@ def apply_penalties(
     `history` returns how often each token is in the row's new text, and whether it is in the
     prompt. Nothing is done unless a row needs it.
     """
-    stops_barred_B = at_B < params.min_length_B
+    barred_BX = at_B[:, None] < params.min_length_BX
     biased = (params.bias_ids_BX >= 0).any() | params.penalized_B.any()
 
     def change():
@@ -163,10 +163,10 @@ def apply_penalties(
         new_BV -= params.presence_B[:, None] * (token_counts_BV > 0)
         ids_BX = jnp.where(params.bias_ids_BX < 0, V, params.bias_ids_BX)
         new_BV = new_BV.at[rows_B1, ids_BX].add(params.bias_BX, mode="drop")
-        stops_BX = jnp.where(stops_barred_B[:, None] & (params.stops_BX >= 0), params.stops_BX, V)
+        stops_BX = jnp.where(barred_BX & (params.stops_BX >= 0), params.stops_BX, V)
         return new_BV.at[rows_B1, stops_BX].set(-jnp.inf, mode="drop")
 
-    return jax.lax.cond(biased | stops_barred_B.any(), change, lambda: logits_BV)
+    return jax.lax.cond(biased | barred_BX.any(), change, lambda: logits_BV)
 
 
 def likeliest(logits_BV: Float[Array, "B V"]) -> Int[Array, "B"]:

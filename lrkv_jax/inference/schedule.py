@@ -226,7 +226,7 @@ class Scheduler:
         for token in tokens:
             sequence.tokens.append(token)
             stops = token in sequence.request.stop_token_ids
-            if stops and len(sequence.tokens) > sequence.min_length:
+            if stops and len(sequence.tokens) > sequence.min_length_before(token):
                 reason = "stop"
             elif len(sequence.tokens) >= sequence.max_length:
                 reason = "length"

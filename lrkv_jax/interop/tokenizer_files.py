@@ -57,8 +57,8 @@ def keep_special_ids(config_json: dict[str, Any], vocabulary: int, folder: Path)
 def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
     """Write the run's tokenizer; returns the special ids for config.json.
 
-    An imported run's is the one that came. Others get the ids of a chat's tokens, where the
-    model has them, and put BOS before a text.
+    An imported run's is the one that came. Others get a chat's tokens and template, where the run
+    was trained to chat, and put BOS before a text.
     """
     source = Path(run.config.data.tokenizer)
     if source.is_dir() and str(source) not in EMBEDDED:
@@ -73,16 +73,15 @@ def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
     bos, end = names[tokenizer.bos], names[tokenizer.bos]
     special: dict[str, Any] = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.bos}
     settings: dict[str, Any] = {}
-    if run.config.model.vocabulary >= chat.vocabulary:
+    if chat.trained(run.config.data.mixture):
         ids = dict(zip(CHAT_NAMES, vars(chat.ids).values(), strict=True))
         definition["added_tokens"] += [
             _added(name, i) for name, i in sorted(ids.items(), key=lambda pair: pair[1])
             if i not in names
         ]  # fmt: skip
         settings["chat_template"] = TEMPLATE
-        if run.config.data.mixture is not None:
-            end = "<|assistant_end|>"
-            special["eos_token_id"] = [ids[end], tokenizer.bos]
+        end = "<|assistant_end|>"
+        special["eos_token_id"] = [ids[end], tokenizer.bos]
     special["pad_token_id"] = tokenizer.bos
     # A single text; pairs are joined.
     definition["post_processor"] = {

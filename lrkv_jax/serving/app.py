@@ -197,8 +197,16 @@ class _Routes:
             self._reading -= Counter({address: len(body)})
 
     async def _encoded(self, address, encode, parsed):
-        async with self._encoding.setdefault(address, asyncio.Semaphore(ENCODED)):
-            return await asyncio.to_thread(encode, parsed)
+        semaphore = self._encoding.setdefault(address, asyncio.Semaphore(ENCODED))
+        await semaphore.acquire()
+        thread = asyncio.ensure_future(asyncio.to_thread(encode, parsed))
+
+        def free(thread):
+            semaphore.release()
+            thread.exception()  # seen, where nobody waits any more
+
+        thread.add_done_callback(free)
+        return await asyncio.shield(thread)  # a client that leaves ends no thread
 
     async def _generate(self, request, kind):
         began = time.monotonic()

@@ -131,11 +131,10 @@ class Service:
         self.context, self.tokenizer = engine.length, run.tokenizer
         self._longest = int(run.tokenizer.token_bytes.max())  # bytes of a token
         self.engine_loop = EngineLoop(engine)
-        self.chat: ChatFormat | None = ChatFormat(run.tokenizer)
-        try:
-            self.chat.check(run.config.model.vocabulary)
-        except LrkvError:
-            self.chat = None
+        chat, config = ChatFormat(run.tokenizer), run.config
+        # Of a run that was not trained to chat the server completes texts alone.
+        chats = chat.trained(config.data.mixture) and chat.vocabulary <= config.model.vocabulary
+        self.chat = chat if chats else None
         self.metrics = Metrics(self.engine_loop, lambda: self.open)
         self.created = int(time.time())
         self.fingerprint = f"lrkv-{__version__}-step{run.step}"
@@ -211,7 +210,8 @@ class Service:
         self._check_ids("logit_bias", list(sampling.bias))
         self._check_ids("stop_token_ids", body.stop_token_ids)
         options = {
-            "stop_token_ids": frozenset([*ends, *body.stop_token_ids]), "sampling": sampling,
+            "stop_token_ids": frozenset([*ends, *body.stop_token_ids]),
+            "pauses": frozenset([chat.ids.python_end] if chat else []), "sampling": sampling,
             "min_tokens": body.min_tokens, "logprobs": body.logprob_count,
         }  # fmt: skip
         made = [
@@ -275,6 +275,8 @@ class Service:
             # Each delta may be waited for by another task.
             end = asyncio.get_running_loop().time() + self.limits.seconds
             while left:
+                if asyncio.get_running_loop().time() > end:  # what is there is not waited for
+                    raise TimeoutError
                 async with asyncio.timeout_at(end):
                     delta = await arrived.get()
                 if delta.error is not None:

@@ -21,12 +21,12 @@ PLAN = {
 # The lines that each package may have.
 BUDGET = {
     "config": 1788, "models": 3247, "kernels": 2937, "optim": 429, "distributed": 1521,
-    "training": 3218, "data": 3339, "inference": 2969, "serving": 1818, "evaluation": 1582,
-    "interop": 2274, "cli": 1721, "lab": 7680, "": 247,
+    "training": 3218, "data": 3345, "inference": 2979, "serving": 1828, "evaluation": 1582,
+    "interop": 2273, "cli": 1721, "lab": 7680, "": 247,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 21_346, 3_772, 801
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 21_398, 3_772, 801
 
 
 def lines_of(path):

@@ -141,7 +141,7 @@ def test_what_a_run_cannot_answer_to_is_refused_before_the_work():
         (
             ["gsm8k"],
             dataclasses.replace(DEMO, max_new_tokens=128),
-            "max_new_tokens = 128: use 1 to 127",
+            r"max_new_tokens \(--tokens\) = 128: use 1 to 127",
         ),
         (["humaneval"], DEMO, "--run-model-code"),
         (["agreement"], None, "train.seq_len = 1: agreement .*, leave it out"),

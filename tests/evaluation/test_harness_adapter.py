@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support.command import lrkv
-from support.hand_built import language_model, says
+from support.hand_built import CHATS, language_model, says
 from support.variants import FIVE, random_params, small
 
 from lrkv_jax.data.assets import FOLDER
@@ -221,7 +221,7 @@ def test_the_command_asks_a_run_and_reports_what_ours_scores(
     from lrkv_jax.evaluation.harness_adapter import LrkvLM, command_line
     from lrkv_jax.training.loop import train
 
-    config = tiny("train.steps=2", "model.vocabulary=4224")
+    config = tiny("train.steps=2", "model.vocabulary=4224", CHATS)
     train(config)
     run = config.run_dir
     out = tmp_path / "out"

@@ -12,6 +12,7 @@ from support.variants import random_params
 
 from lrkv_jax.cli.runs import converse
 from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.conversation import conversation_from
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Sampling, programs
@@ -25,7 +26,7 @@ TOKENIZER = load_tokenizer("sotu-4096")
 def ours(text):
     """A run that goes on after any ":" with `text`."""
     ids = TOKENIZER.encode(":" + text).tolist()
-    return a_run(*follows(TOKENIZER, dict(zip(ids, ids[1:], strict=False))))
+    return a_run(*follows(TOKENIZER, dict(zip(ids, ids[1:], strict=False))), chats=True)
 
 
 def rows(path, *content):
@@ -192,6 +193,14 @@ def test_what_cannot_be_said_or_is_stopped_costs_no_other_turn():
 def test_a_character_of_several_tokens_comes_whole():
     chat = Chat(a_run(*says(TOKENIZER, "日")), sampling=Sampling())
     assert list(chat.say("How?")) == ["日"]
+
+
+def test_an_answer_that_ends_as_a_text_does_has_a_turns_end_in_the_conversation():
+    (dot,) = TOKENIZER.encode(".").tolist()
+    chat = Chat(a_run(*follows(TOKENIZER, {IDS.assistant_start: dot})), sampling=Sampling())
+    assert [heard(chat, "How?") for _ in range(2)] == [".", "."]  # and BOS follows it
+    first = FORMAT.render(conversation_from(chat.messages[:2]))[0].tolist()
+    assert chat._sequence.tokens[: len(first)] == first
 
 
 def test_the_terminal_talks_and_survives_mistakes(monkeypatch):

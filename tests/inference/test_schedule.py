@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lrkv_jax.inference.pages import NULL, PAGE, Pool
 from lrkv_jax.inference.request import Phase, Request, Sequence
-from lrkv_jax.inference.schedule import Scheduler, Shape
+from lrkv_jax.inference.schedule import SHORTEST, Scheduler, Shape
 
 STEPS, LENGTH, STOP = 6, 4 * PAGE, 0
 PREFILL, SCORE = Shape(2, PAGE), Shape(2, 8)
@@ -136,7 +136,9 @@ class World:
         self.watched = watched
 
     def advance(self):
+        reading = any(r.phase is Phase.PREFILLING for r in self.scheduler.running)
         plan = self.scheduler.plan(self.watched)
+        assert not reading or plan.steps <= SHORTEST == 4, "as docs/serving.md says"
         assert self.watched or not (plan.prefills and plan.decoding), "all prompts come first"
         if plan:
             self.device.do(plan)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.chat_folders import FOLDERS
+from support.hand_built import CHATS
 from support.hf_folders import RECORDED, write
 from support.planted_models import drawn, plant
 
@@ -27,8 +28,8 @@ from lrkv_jax.interop.tokenizer_files import TEMPLATE
 from lrkv_jax.serving.request_schema import ChatRequest
 from lrkv_jax.training.restore import load_run
 
-CHATS = json.loads((Path(__file__).parent / "recorded_chats.json").read_text())
-OF = CHATS["of"]
+SAID = json.loads((Path(__file__).parent / "recorded_chats.json").read_text())
+OF = SAID["of"]
 TURNS = [
     {"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"},
     {"role": "assistant", "content": "Ho"}, {"role": "user", "content": "Then"},
@@ -68,8 +69,8 @@ def test_chats_and_texts_have_the_ids_that_transformers_gives_them(name, refused
     assert set(tokenizer.eos_token_ids) <= set(chat.eos_token_ids) == ends, (
         "an answer ends where the model says"
     )
-    assert len(CHATS["messages"]) == 60 and len(CHATS["texts"]) == 500
-    for turns, (text, ids) in zip(CHATS["messages"], rendered, strict=True):
+    assert len(SAID["messages"]) == 60 and len(SAID["texts"]) == 500
+    for turns, (text, ids) in zip(SAID["messages"], rendered, strict=True):
         conversation = conversation_from(turns)
         if text is None:
             refused -= 1
@@ -80,7 +81,7 @@ def test_chats_and_texts_have_the_ids_that_transformers_gives_them(name, refused
         assert chat.shown(conversation) == text
         assert chat.prompt(conversation) == ids
     assert refused == 0
-    for text, ids in zip(CHATS["texts"], recorded["text_ids"], strict=True):
+    for text, ids in zip(SAID["texts"], recorded["text_ids"], strict=True):
         assert tokenizer.prompt(text) == (ids or [tokenizer.prefix])
 
 
@@ -153,6 +154,7 @@ def test_a_chats_turns_are_the_templates_whole_conversation(imported):
 def test_what_the_assistant_says_is_the_target_of_a_template(folders):
     chat = ChatFormat(foreign_tokenizer(str(folders["chatml"])))
     assert chat.trained(None) and not ChatFormat(load_tokenizer("sotu-4096")).trained(None)
+    assert not ChatFormat(load_tokenizer("gpt2")).trained(None)
     conversation = conversation_from([*TURNS, {"role": "assistant", "content": "No"}])
     ids, counted = chat.render(conversation, "assistant")
     same, every = chat.render(conversation)
@@ -210,7 +212,7 @@ def test_templates_have_the_time_and_what_transformers_gives_them():
 def test_a_run_of_ours_that_comes_back_has_its_calculator(
     tmp_path, monkeypatch, loaded_on_one_device
 ):
-    plant(tmp_path / "run", "attention=gqa", "model.vocabulary=4224")
+    plant(tmp_path / "run", "attention=gqa", "model.vocabulary=4224", CHATS)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sotu-4096").mkdir()  # the name is the package's tokenizer all the same
     export(tmp_path / "run", tmp_path / "hf")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.hand_built import CHATS
 from support.planted_models import FULL_MLA, IDS, LLAMA, YARN, plant
 from support.torch_python import torch_pythons
 
@@ -37,7 +38,7 @@ DEEPSEEK_GROUPS = "attention.kv_heads=2", "attention.rank_value=5"
 BIASED_GROUPS = ("attention.kv_heads=2", "model.qk_gain=true", BIASES)
 CASES = {
     "mha": ("NanoChatForCausalLM", "attention=mha"),
-    "gqa-chat": ("NanoChatForCausalLM", "attention=gqa", "model.vocabulary=4224"),
+    "gqa-chat": ("NanoChatForCausalLM", "attention=gqa", "model.vocabulary=4224", CHATS),
     "mqa-llama": ("LlamaForCausalLM", "attention=mqa", "model.tied_head=true", *LLAMA),
     "mha-qwen3": ("Qwen3ForCausalLM", "attention=mha", *LLAMA, "model.qk_norm=true", BIASES, YARN),
     "gqa-arcee": ("ArceeForCausalLM", "attention=gqa", *LLAMA, "model.gated=false"),

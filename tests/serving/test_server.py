@@ -1,5 +1,6 @@
 """What clients are told: OpenAI's own client reads it, whoever misbehaves changes nothing."""
 
+import asyncio
 import contextlib
 import dataclasses
 import re
@@ -18,7 +19,9 @@ from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.serving import connections
 from lrkv_jax.serving import service as service_module
+from lrkv_jax.serving.completion import TextDelta
 from lrkv_jax.serving.connections import ConnectionLimits
+from lrkv_jax.serving.request_schema import CompletionRequest
 from lrkv_jax.serving.server import allowed_hosts
 from lrkv_jax.serving.service import ServiceLimits
 
@@ -120,6 +123,8 @@ def test_a_chat_is_answered_with_the_calculator():
         assert events[0].choices[0].delta.role == "assistant"
         assert "".join(e.choices[0].delta.content or "" for e in events) == "<<4*5=20>>."
         for more, text, why, count in (
+            # A call's end is none of the text's, for which two tokens were still to come.
+            ({"min_tokens": 8}, "<<4*5=20>>.!!", "stop", 12),
             ({"stop_token_ids": service.tokenizer.encode(".").tolist()}, "<<4*5=20>>", "stop", 9),
             ({"ignore_eos": True, "max_tokens": 40}, "<<4*5>>", "length", 40),
         ):
@@ -240,11 +245,13 @@ def test_bodies_and_long_texts_of_one_address_delay_no_other(service, monkeypatc
     with serving(other) as port:
         for bodies in ([begun[:-1]] * 4, [asks({"prompt": "long"}, "/tokenize")] * 40):
             there = [raw(port, body) for body in bodies]
-            time.sleep(0.2)  # until they have come
-            with raw(port, asks({"prompt": "We"}), source="127.0.0.2") as another:
-                assert another.recv(100).startswith(b"HTTP/1.1 200")
-            for one in there:
-                one.close()
+            for _ in range(2):  # while they wait, and when they have left
+                time.sleep(0.2)  # until that is known
+                with raw(port, asks({"prompt": "We"}), source="127.0.0.2") as another:
+                    another.settimeout(20)
+                    assert another.recv(100).startswith(b"HTTP/1.1 200")
+                for one in there:
+                    one.close()
         gate.set()
 
 
@@ -363,6 +370,31 @@ def test_what_is_open_is_bounded_and_what_takes_too_long_is_ended_and_paced(
     # A call of 16 steps takes 0.1 s, so fewer steps make a call.
     assert 1 <= service.engine_loop.engine.scheduler.steps <= 8
     wait_until(lambda: idle(service))
+
+    def at_once(completion, put):
+        for _ in range(99):
+            put(TextDelta(completion.index))
+
+    async def read_slowly():
+        made, _ = service.completions_of(CompletionRequest(prompt="We"))
+        async for _ in service.deltas(made):
+            await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(service.engine_loop, "add", at_once)
+    with pytest.raises(TimeoutError):
+        asyncio.run(read_slowly())
+    assert not service.open
+
+
+def test_a_run_that_was_not_trained_to_chat_is_served_for_texts():
+    run = random_run()
+    data = run.config.data.model_copy(update={"mixture": None})
+    texts = served(dataclasses.replace(run, config=run.config.model_copy(update={"data": data})))
+    with serving(texts) as port:
+        asked = {"messages": [{"role": "user", "content": "?"}]}
+        error = post(port, "/v1/chat/completions", asked)[1]["error"]
+        assert error["code"] == "no_chat" and "was not trained to chat" in error["message"]
+        assert '"chat":false' in get(port, "/v1/models")[1]
 
 
 def test_a_call_that_fails_ends_its_requests_and_an_engine_that_always_fails_is_given_up():

@@ -63,14 +63,20 @@ def says(tokenizer: Tokenizer, text: str):
 
 
 def language_model(tokenizer, made, *, batch=4, context=512, mesh=None):
-    run = a_run(*made, context, mesh)
+    run = a_run(*made, context, mesh, chats=True)
     vars(run)["tokenizer"] = tokenizer
     return LanguageModel(run, batch=batch)
 
 
-def a_run(config, params, context=128, mesh=None):
-    """A trained run of these parameters, which reads `context` tokens."""
-    run = load_config("configs/quickstart.yaml", [f"train.seq_len={context}", "run_dir=runs/it"])
+# Of a run that was trained to chat.
+_SETS = "[{task: gsm8k, split: test}]"
+CHATS = f"data.mixture={{folder: demo, train: {_SETS}, heldout: {_SETS}}}"
+
+
+def a_run(config, params, context=128, mesh=None, chats=False):
+    """A trained run of these parameters, which reads `context` tokens; `chats`: conversations."""
+    settings = [f"train.seq_len={context}", "run_dir=runs/it", *[CHATS] * chats]
+    run = load_config("configs/quickstart.yaml", settings)
     return TrainedRun(run.model_copy(update={"model": config}), 7, params, mesh)
 
 
@@ -86,4 +92,4 @@ def calling_run():
     ]
     end = [ids.output_end, *tokenizer.encode(".").tolist(), ids.assistant_end]
     pairs = [p for part in (call, end) for p in zip(part, part[1:], strict=False)]
-    return a_run(*follows(tokenizer, dict(pairs)))
+    return a_run(*follows(tokenizer, dict(pairs)), chats=True)

@@ -28,7 +28,7 @@ def served(run, name="tiny", queue=60, **more):
 
 def random_run():
     config = calling_run().config.model
-    return a_run(config, random_params(config, 3), context=256)
+    return a_run(config, random_params(config, 3), context=256, chats=True)
 
 
 @contextlib.contextmanager
