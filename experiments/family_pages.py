@@ -166,7 +166,7 @@ def write(docs: Path, results: Path) -> None:
     controlled = read_runs([results / "family" / "controls.jsonl"])
     replace_between(docs / "results.md", "controls", _controls([*runs, *controlled]))
     ranks = json.loads((results / "nano" / "table08_rank_ablation.json").read_text())
-    replace_between(docs / "results.md", "ranks", _ranks(ranks))
+    replace_between(results / "nano/ranks.md", "ranks", _ranks(ranks))
 
 
 def _contrasts(variants, runs) -> Table:

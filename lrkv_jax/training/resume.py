@@ -96,7 +96,7 @@ def changed_data(
 
 def records_skipped(setup: Setup, manifest: dict[str, Any]) -> int:
     """Records of an added epoch that no batch has: in their places an earlier one was filled up."""
-    before, now = manifest["config"]["train"].get("epochs"), setup.config.train.epochs
+    before, now = _value(manifest["config"], "train.epochs"), setup.config.train.epochs
     if before is None or now is None or before >= now:
         return 0
     read = manifest["step"] * setup.config.train.global_batch_size

@@ -67,6 +67,13 @@ def test_the_family_s_pages_are_what_the_archive_and_the_benchmark_give(tmp_path
     runpy.run_path(str(ROOT / "experiments/family_pages.py"), run_name="__main__")
     for page in ("results.md", "choosing.md"):
         assert (docs / page).read_text() == (ROOT / "docs" / page).read_text()
+    ranks = (KEPT / "nano/ranks.md").read_text()
+    assert (results / "nano/ranks.md").read_text() == ranks
+    slope = re.search(r"changes the loss by -(\S+) \(-(\S+) to -(\S+)\)", ranks)
+    whole = re.search(r"LRKV-32 .*\| +-(\S+) \(-(\S+) to -(\S+)\)", ranks)
+    said = " ".join(RESULTS.split())
+    assert f"loss by {slope[1]} bits per byte ({slope[3]} to {slope[2]})" in said
+    assert f"{whole[1]} ({whole[3]} to {whole[2]}) below MHA" in said
     for path in (ROOT / "experiments/results/family").glob("*.json"):
         assert (results / "family" / path.name).read_bytes() == path.read_bytes()
 
