@@ -8,10 +8,14 @@ import time
 
 import numpy as np
 import pytest
+from rich.console import Console
 
-from lrkv_jax.lab.quickstart import PROMPT, _Decoder
+from lrkv_jax.config import load_config
+from lrkv_jax.errors import LrkvError
+from lrkv_jax.lab.quickstart import PROMPT, _Decoder, compare
 from lrkv_jax.training.metrics import read_metrics
-from lrkv_jax.training.run_dir import read_run
+from lrkv_jax.training.run_dir import open_run, read_run
+from lrkv_jax.training.state import resolve
 
 ENVIRONMENT = {**os.environ, "XLA_FLAGS": "", "COLUMNS": "110"}
 BENCHMARKS = ("arc_easy", "arc_challenge", "mmlu", "gsm8k", "humaneval")
@@ -65,6 +69,13 @@ def test_pretraining_midtraining_evaluation_and_chat_take_less_than_eight_minute
     assert printed.count("tokens were in the cache") == 3
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert rows[-1]["validation_bpb"] < 1.5, "midtraining taught nothing"
+
+
+def test_another_setting_is_refused_with_what_this_command_takes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    open_run(resolve(load_config("quickstart", ["attention=mha"])))
+    with pytest.raises(LrkvError, match="train.seq_len = 256, and 128 .* give another name=NAME$"):
+        compare(["train.seq_len=128"], Console())
 
 
 @pytest.mark.slow
