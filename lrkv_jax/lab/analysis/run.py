@@ -140,7 +140,8 @@ def _weighted(run: TrainedRun, text: OnText, seeds: int) -> dict[str, Any]:
     """`_compared` on the inputs that held-out text makes, of the random layers too."""
     model, roots = run.config.model, [root(moment_DD) for moment_DD in text.moments_LDD]
     layers = list(map(_diversities, map(weighted, head_weights(model, run.params), roots)))
-    random = map(weighted, random_heads(model, seeds), cycle(roots))
+    rounds = -(-seeds // len(roots))  # each layer's inputs as often
+    random = map(weighted, random_heads(model, rounds * len(roots)), cycle(roots))
     return {"tokens": text.tokens, **_compared(layers, null(random, len(layers)))}
 
 

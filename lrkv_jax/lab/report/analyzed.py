@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from lrkv_jax.errors import LrkvError
 from lrkv_jax.lab.report.comparison.contrasts import mean_and_sd
 from lrkv_jax.lab.report.comparison.runs import RunRecord, Setting, every_setting
 from lrkv_jax.lab.report.figures import Picture, draw_mean
@@ -103,9 +104,17 @@ def analyzed_settings(runs: Sequence[RunRecord]) -> list[AnalyzedSetting]:
 
 def _analyzed(setting: Setting) -> AnalyzedSetting:
     runs: dict[str, dict[int, RunRecord]] = {}
+    analyses: dict[int, RunRecord] = {}  # by their step
     for run in setting.runs:
         if run.analysis:
             runs.setdefault(run.label, {})[run.seed] = run
+            analyses[run.analysis.get("step", run.steps_done)] = run
+    if len(analyses) > 1:
+        (step, one), (another, other), *_ = sorted(analyses.items(), key=lambda item: item[0])
+        raise LrkvError(
+            f"{one.path} was analyzed at step {step}, and {other.path} at {another}: lrkv analyze "
+            "them at one step"
+        )
     every = AnalyzedVariant.styled(runs)
     shown = [one for one in every if one.label in setting.beside]
     return AnalyzedSetting(setting.name, shown or every, every)

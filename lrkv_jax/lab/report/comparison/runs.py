@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lrkv_jax.config import RunConfig
 from lrkv_jax.config.attention import VARIANTS
 from lrkv_jax.config.differences import SEEDS, settings_of
 from lrkv_jax.config.old_names import ROLES
+from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.accounting.counts import (
     cache_allocated_bytes_per_token,
     training_tokens,
@@ -123,6 +125,19 @@ class RunRecord:
         return statistics.median(speeds) if speeds else None
 
     @property
+    def diverged(self) -> bool:
+        """Whether the guard ended it."""
+        last = self.rows[-1] if self.rows else {}
+        return last.get("skipped_in_a_row", 0) >= self.config.guard.stop_after
+
+    @property
+    def final_evaluation(self) -> dict[str, Any]:
+        """Its evaluation, if that is of its last step and of the model as it was trained."""
+        found = self.evaluation or {}
+        last = found.get("step", self.steps_done) == self.steps_done
+        return found if last and not found.get("changed_settings") else {}
+
+    @property
     def finished(self) -> bool:
         done = self.steps_done >= self.config.train.total_steps
         return done and bool(self.rows) and "validation_loss" in self.rows[-1]
@@ -172,8 +187,11 @@ class RunRecord:
             if row["event"] == "change"
             and ROLES.get(row["role"], row["role"]) in ("semantics", "data")
         ]  # fmt: skip
-        # At a constant rate a run that became longer is the run that was long from the start.
-        same = "train.steps" if self.config.optimizer.schedule == "constant" else None
+        # At a constant rate, and decay, a run that became longer is the one that was long from the
+        # start.
+        optimizer = self.config.optimizer
+        constant = optimizer.schedule == "constant" and not optimizer.cautious_decay
+        same = "train.steps" if constant else None
         return [key for key in dict.fromkeys(keys) if key != same]
 
     @cached_property
@@ -282,6 +300,8 @@ def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Set
     A setting is named as its shortest scale; where two share that, with the first thing
     that they differ in. The same run twice counts once. Runs of conversations and runs
     of text are never mixed: `midtrained` chooses between them, and the name shows it.
+
+    Raises `LrkvError` for two runs of one label and seed that are not the same.
     """
     what = ", midtrained" if midtrained else ""
     found = []
@@ -291,9 +311,20 @@ def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Set
             # An attempt that has not ended hides none that has; an ablation may name again what
             # has a name already, which comes first.
             key = run.label, run.seed
-            once[key] = max(once.get(key, run), run, key=lambda one: (one.finished, _standing(one)))
+            check_same(run, other := once.get(key, run))
+            once[key] = max(other, run, key=lambda one: (one.finished, _standing(one)))
         found.append(Setting(name + what, tuple(once.values())))
     return found
+
+
+def check_same(run: RunRecord, other: RunRecord) -> None:
+    """Raise `LrkvError` where runs of one label and seed have another variant or order of data."""
+    for what in ("model.attention", "data.shuffle_seed"):
+        if attrgetter(what)(run.config) != attrgetter(what)(other.config):
+            raise LrkvError(
+                f"{run.path} and {other.path} are both {run.label} of seed {run.seed}, and differ "
+                f"in {what}: compare them apart, in two commands"
+            )
 
 
 def alike(runs: Sequence[RunRecord], free: Sequence[str] = ()) -> list[tuple[str, list[RunRecord]]]:

@@ -236,12 +236,12 @@ def fig05_rank_ablation(runs):
     return [*_losses(shown), *_by_rank(shown)]
 
 
-def _sizes(setting: Setting, kind: str) -> dict[int | None, dict[int, RunRecord]]:
-    """A kind's runs in its published mode, by size and then seed."""
-    found: dict[int | None, dict[int, RunRecord]] = {}
+def _sizes(setting: Setting, kind: str) -> dict[str, dict[int, RunRecord]]:
+    """A kind's runs in its published mode, by size as its label has it and then seed."""
+    found: dict[str, dict[int, RunRecord]] = {}
     for run in sorted(setting.runs, key=lambda run: run.size or 0):
         if run.form == kind.upper():
-            found.setdefault(run.size, {})[run.seed] = run
+            found.setdefault(run.config.model.attention.sized, {})[run.seed] = run
     return found
 
 
@@ -255,7 +255,7 @@ def _losses(shown: Sequence[Setting]) -> list[Picture]:
         axis.set_ylabel("held-out cross-entropy, nats/token")
         for kind in setting.kinds:
             sizes = _sizes(setting, kind)
-            marks = [str(size) for size in sizes] if kind in ABLATED else []
+            marks = list(sizes) if kind in ABLATED else []
             points = list(map(finished, sizes.values()))
             look = variant_style(kind).plot | {"label": kind.upper()}
             _draw_over_cache(axis, look, points, "cross_entropy", marks)

@@ -26,7 +26,7 @@ TASKS = {
 @report_item("Table 2", "Downstream tasks")
 def table02_downstream(runs):
     """The five benchmarks, by variant, from each run's `evaluation.json`; midtrained runs first."""
-    evaluated = [run for run in runs if any(task in (run.evaluation or {}) for task in TASKS)]
+    evaluated = [run for run in runs if any(task in run.final_evaluation for task in TASKS)]
     rows = []
     for midtrained in (True, False):
         for setting in settings(evaluated, midtrained=midtrained):
@@ -45,14 +45,16 @@ def table02_downstream(runs):
 
 
 def _score(seeds: Mapping[int, RunRecord], task: str) -> Cell:
-    answers = {s: run.evaluation[task] for s, run in seeds.items() if task in run.evaluation}
+    found = {s: run.final_evaluation for s, run in seeds.items()}
+    answers = {s: one[task] for s, one in found.items() if task in one}
     if task == "combined":
         return Cell.over({s: 100 * score for s, score in answers.items()})
     scores = {s: 100 * answer["score"] for s, answer in answers.items()}
     if not answers:
         return Cell()
-    examples = next(iter(answers.values()))["examples"]
-    note = f"{TASKS[task]}: {examples:,} examples, asked in a chat."
+    counts = sorted({answer["examples"] for answer in answers.values()})
+    examples = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
+    note = f"{TASKS[task]}: {examples} examples, asked in a chat."
     return Cell.over(scores, note=note)
 
 
@@ -89,12 +91,12 @@ def _measured(runs: Sequence[RunRecord]) -> Mapping[str, Points]:
     for setting in every_setting(runs):
         for run in setting.runs:
             bits = _pretraining_bits(run, known)
-            if bits is None or (run.evaluation or {}).get("combined") is None:
+            if bits is None or run.final_evaluation.get("combined") is None:
                 continue
             points = found.setdefault(setting.name, {})
             at = points.setdefault((run_style(run), run.label), ([], []))
             at[0].append(bits)
-            at[1].append(100 * run.evaluation["combined"])
+            at[1].append(100 * run.final_evaluation["combined"])
     return found
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lrkv_jax.lab.report.comparison.contrasts import mean_and_sd
-from lrkv_jax.lab.report.comparison.runs import RunRecord, alike
+from lrkv_jax.lab.report.comparison.runs import RunRecord, alike, check_same
 from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.models.accounting.counts import cache_fraction
@@ -35,7 +35,7 @@ class TunedVariant:
         """{rate: {seed: bits per byte}}, of the seeds that all rates have run, if there are any."""
         shared = set.intersection(*(set(runs) for runs in self.by_rate.values()))
         return {
-            rate: {seed: runs[seed].bits_per_byte for seed in sorted(shared or runs)}
+            rate: {seed: _at_end(runs[seed]) for seed in sorted(shared or runs)}
             for rate, runs in self.by_rate.items()
         }
 
@@ -76,14 +76,18 @@ class TunedFamily:
 
 
 def families(runs: Sequence[RunRecord]) -> list[TunedFamily]:
-    """Finished runs of text by what they may be compared with, each variant with its rate."""
+    """Finished runs of text by what they may be compared with, each variant with its rate.
+
+    A run that the guard ended counts too: it has no loss. Raises `LrkvError` as `settings` does.
+    """
     found = []
     for name, members in alike([run for run in runs if not run.midtrained], free=(RATE,)):
         by_label: dict[str, dict[float, dict[int, RunRecord]]] = {}
         for run in members:
-            if run.finished:
+            if run.finished or run.diverged:
                 rate = run.config.optimizer.matrix_lr
-                by_label.setdefault(run.label, {}).setdefault(rate, {}).setdefault(run.seed, run)
+                seeds = by_label.setdefault(run.label, {}).setdefault(rate, {})
+                check_same(run, seeds.setdefault(run.seed, run))
         if by_label:
             variants = {label: TunedVariant(by_rate) for label, by_rate in by_label.items()}
             found.append(TunedFamily(name, variants))
@@ -155,9 +159,14 @@ def _variants(family: TunedFamily, number: str) -> Table:
 def bits(variant: TunedVariant, text: str) -> dict[int, float | None]:
     """Bits per byte by seed: of the end of training, or of the runs evaluated on a second text."""
     if text == "bpb":
-        return {seed: run.bits_per_byte for seed, run in variant.runs.items()}
+        return {seed: _at_end(run) for seed, run in variant.runs.items()}
     return {
-        seed: run.evaluation[text]["bits_per_byte"]
+        seed: run.final_evaluation[text]["bits_per_byte"]
         for seed, run in variant.runs.items()
-        if text in (run.evaluation or {})
+        if text in run.final_evaluation
     }
+
+
+def _at_end(run: RunRecord) -> float | None:
+    """Bits per byte of the end of training, which a run that diverged has not."""
+    return None if run.diverged else run.bits_per_byte

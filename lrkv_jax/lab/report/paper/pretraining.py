@@ -66,10 +66,11 @@ def loss_rows(
 
 def _live_cache(run: RunRecord) -> Cell:
     """The measured bytes of a token in the evaluated run's cache, with its dtype as a footnote."""
-    if run.evaluation is None:
+    found = run.final_evaluation
+    if not found:
         return Cell()
-    dtype = run.evaluation.get("kv_cache_dtype") or run.evaluation.get("dtype", "")
-    return Cell(run.evaluation["kv_cache_bytes_per_token"], note=dtype and f"A cache in {dtype}.")
+    dtype = found.get("kv_cache_dtype") or found.get("dtype", "")
+    return Cell(found["kv_cache_bytes_per_token"], note=dtype and f"A cache in {dtype}.")
 
 
 @report_item("Table 1", "Pretraining across scales")

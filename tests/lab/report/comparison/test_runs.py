@@ -1,9 +1,11 @@
 """Run directories are read as they are, and only what may be compared is put together."""
 
 import json
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -167,8 +169,27 @@ def test_how_a_run_was_carried_out_sets_nothing_apart_and_what_it_trained_with_d
     write_run(tmp_path / "slower", "attention=lrkv", "optimizer.matrix_lr=0.01")
     names = [setting.name for setting in settings(read_runs([tmp_path]))]
     assert len(names) == 3
+    (run,) = read_runs([tmp_path / "one"])
+    for cautious, changed in ((False, []), (True, ["train.steps"])):
+        how = {"schedule": "constant", "cautious_decay": cautious}
+        optimizer = run.config.optimizer.model_copy(update=how)
+        longer = {"event": "change", "key": "train.steps", "role": "semantics"}
+        config = run.config.model_copy(update={"optimizer": optimizer})
+        assert replace(run, config=config, history=(longer,)).changed == changed
     for told in ("tokens 102,400", "optimizer.matrix_lr 0.01"):
         assert [told in name for name in names].count(True) == 1
+
+
+def test_other_runs_of_one_label_and_seed_are_not_mixed(tmp_path):
+    for width in (8, 16):
+        chosen = "attention=mla", f"attention.qk_rope_head_dim={width}"
+        write_run(tmp_path / f"rope {width}", *chosen)
+    with pytest.raises(LrkvError, match="are both MLA-.* of seed 0, and differ in model.attention"):
+        settings(read_runs([tmp_path]))
+    shutil.rmtree(tmp_path / "rope 8")
+    write_run(tmp_path / "shuffled", *chosen, "data.shuffle_seed=7")
+    with pytest.raises(LrkvError, match="data.shuffle_seed: compare them apart"):
+        settings(read_runs([tmp_path]))
 
 
 def test_the_variant_named_as_its_kind_stands_for_it_and_else_one_named_by_its_mode(tmp_path):

@@ -124,3 +124,20 @@ def test_each_variant_is_compared_at_the_learning_rate_that_is_best_for_it(rated
     held_out, second = ([row.cells[place].value for row in variants.rows] for place in (5, 6))
     assert held_out == pytest.approx([3.045 / 3, 3.145 / 3, 2.985 / 3])
     assert second == pytest.approx([2 * one for one in held_out])
+    # An evaluation of another step, or of the model in eight bits, is not the run's.
+    others = {0: {"step": 1}, 1: {"changed_settings": ["model.kv_cache_dtype"]}}
+    again = [replace(r, evaluation=r.evaluation | others.get(r.seed, {})) for r in rated]
+    (variants,) = report_item("family").made(again)
+    assert {tuple(row.cells[6].seeds) for row in variants.rows} == {(2, 3)}
+
+
+def test_a_rate_at_which_the_guard_ended_one_seed_is_the_worst(rated):
+    fast = [
+        planted("mqa", [4.0, 2.0], seed=seed, scale="nano_family",
+                settings=["optimizer.matrix_lr=0.04"])
+        for seed in (0, 1)
+    ]  # fmt: skip
+    ended = replace(fast[0], rows=({**fast[0].rows[0], "skipped_in_a_row": 10},))
+    (rates,) = report_item("learning_rates").made([*rated, ended, fast[1]])
+    chosen = {row.cells[0].value: row.cells[-1].value for row in rates.rows}
+    assert chosen["MQA"] == "0.014 †"
