@@ -69,7 +69,6 @@ BLOCKS = {
     ("decode.md", "first light: decoding"): ("kernels", "decoding"),
     ("planning.md", "first light: training"): ("training", "runs"),
 }
-NOTHING = "Not measured on a GPU yet (`python experiments/first_light.py`)."
 LIMIT = 480
 HUNG = "did not answer"
 # What the configuration needs, and what the training loop needs beside JAX's packages.
@@ -136,7 +135,7 @@ class Stage:
     def done(self) -> list[str]:
         """The items that are not measured again: what is right, and what hung."""
         rows = self.content["rows"]
-        return [r["name"] for r in rows if r["verdict"] == "ok" or r["text"].startswith(HUNG)]
+        return [r["name"] for r in rows if r["verdict"] == "ok" or HUNG in r["text"]]
 
     def record(self, row: dict[str, Any]) -> None:
         """Put a row in the file, in place of an older one of the same item."""
@@ -221,13 +220,14 @@ def _attempt(stage: Stage, job: dict[str, Any], tried: set[str]) -> tuple[int, d
 
 
 def write_tables(folder: Path, docs: Path) -> None:
-    """Write the documents' blocks from the files in `folder`."""
+    """Write those blocks of the documents for which `folder` has measurements."""
     from blocks import replace_between
 
     for (page, block), names in BLOCKS.items():
         texts = [_text(name, folder / f"{name}.json") for name in names]
-        replace_between(docs / page, block, "\n\n".join(filter(None, texts)) or NOTHING)
-        print(docs / page)
+        if any(texts):
+            replace_between(docs / page, block, "\n\n".join(filter(None, texts)))
+            print(docs / page)
 
 
 def _text(name: str, path: Path) -> str:
