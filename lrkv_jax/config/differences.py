@@ -44,15 +44,19 @@ def differences(
 ) -> list[Change]:
     """The settings of these roles that changed, in the order of the configuration.
 
-    A dtype of `auto`, and the steps of epochs that are not counted yet, equal what a start made of
-    them. Elsewhere `auto` is a value.
+    A dtype of `auto`, the steps of epochs that are not counted yet, and a teacher's step and model
+    that are not read yet, equal what a start made of them. Elsewhere `auto` is a value.
     """
+    teacher = old.train.teacher == new.train.teacher
+    teacher &= any(run.train.teacher_model is None for run in (old, new))
     before, now = settings_of(old, roles), settings_of(new, roles)
     changes = []
     for key, (role, _) in (now | before).items():
         values = [run[key][1] if key in run else None for run in (before, now)]
         dtype, steps = key.endswith(".dtype"), key == "train.steps"
         unresolved = (dtype and "auto" in values) or (steps and None in values)
+        unresolved |= teacher and key.startswith("train.teacher_model")
+        unresolved |= teacher and key == "train.teacher_step" and None in values
         if values[0] != values[1] and not unresolved:
             changes.append(Change(key, role, *values))
     return changes

@@ -47,20 +47,22 @@ def in_use() -> jax.sharding.AbstractMesh | None:
 
 
 def check_mesh(config: RunConfig, mesh: Mesh | AbstractMesh) -> None:
-    """Raise `LrkvError` where the model or the batch cannot be split over the mesh."""
-    model, shape = config.model, mesh.shape
+    """Raise `LrkvError` where the model, its teacher or the batch cannot be split over the mesh."""
+    shape, taught = mesh.shape, config.train.teacher_model
     tensor, context = shape["tensor"], shape["context"]
-    check_divides("mesh.tensor", tensor, "model.heads", model.heads)
-    check_divides("mesh.tensor", tensor, "model.feed_forward", model.feed_forward_width)
-    check_divides("mesh.fsdp", shape["fsdp"], "model.width", model.width)
+    models = {"model": config.model} | ({} if taught is None else {"train.teacher's model": taught})
+    for name, model in models.items():
+        check_divides("mesh.tensor", tensor, f"{name}.heads", model.heads)
+        check_divides("mesh.tensor", tensor, f"{name}.feed_forward", model.feed_forward_width)
+        check_divides("mesh.fsdp", shape["fsdp"], f"{name}.width", model.width)
+        # A device attends over whole sequences with its share of the heads.
+        check_divides("mesh.context", context, f"{name}.heads / mesh.tensor", model.heads // tensor)
     rows = config.train.global_batch_size // config.train.grad_accum_steps
     batch = shape["data"] * shape["fsdp"]
     remedy = _batch_remedy(config.train.global_batch_size, config.train.grad_accum_steps, batch)
     name = "train.global_batch_size / train.grad_accum_steps"
     check_divides("mesh.data x mesh.fsdp", batch, name, rows, remedy)
     check_divides("mesh.context", context, "train.seq_len", config.train.seq_len)
-    # A device attends over whole sequences with its share of the heads.
-    check_divides("mesh.context", context, "model.heads / mesh.tensor", model.heads // tensor)
 
 
 def _batch_remedy(batch: int, accumulation: int, shares: int) -> str:

@@ -131,7 +131,9 @@ class Transformer(nnx.Module):
         unroll, turns, stacked = max(1, self.config.unroll // len(self.config.cycle)), [], []
         for blocks in _in_order(self.blocks):
             weights, tree = jax.tree.flatten(blocks)
-            turn = rematerialized(partial(_block, tree), remat, unrolled=unroll > 1)
+            # A loop of one turn is none to a compiler.
+            unrolled = unroll > 1 or self.config.cycles == 1
+            turn = rematerialized(partial(_block, tree), remat, unrolled=unrolled)
             if manual_sharding.in_train_step():
                 one_layers = [v.get_metadata("spec").axes for v in variables(blocks)]
                 turn = manual_sharding.fsdp_layer(turn, one_layers, sums=sums)

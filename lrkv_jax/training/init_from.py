@@ -75,8 +75,8 @@ def with_teacher(config: RunConfig) -> RunConfig:
     """The configuration with its teacher's step, unless given, and its teacher's model.
 
     The step is the newest, or the one with which the run began. The model computes in the run's
-    dtype. Raises `LrkvError` for a teacher of another tokenizer or of other ids, and for one
-    without that checkpoint.
+    dtype and by its kernel. Raises `LrkvError` for a teacher of another tokenizer or of other ids,
+    and for one without that checkpoint.
     """
     if config.train.teacher is None:
         return config
@@ -88,7 +88,8 @@ def with_teacher(config: RunConfig) -> RunConfig:
             f"{config.model.vocabulary}: use a teacher of the same ids"
         )
     _check_tokenizer(what, config, run)
-    model = run.model.model_copy(update={"dtype": config.model.dtype})
+    how = {name: getattr(config.model, name) for name in ("dtype", "train_kernel")}
+    model = run.model.model_copy(update=how)
     step = config.train.teacher_step
     if step is None and (Path(config.directory) / "config.yaml").is_file():
         begun = read_run(config.directory).train

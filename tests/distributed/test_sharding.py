@@ -79,3 +79,10 @@ def test_what_cannot_be_split_is_refused(sizes, override, message):
     config = load_config("quickstart", [override] if override else [])
     with pytest.raises(LrkvError, match=message):
         check_mesh(config, mesh_of(*sizes))
+    if "model." not in message.replace("model.heads / mesh", ""):
+        return  # a batch
+    plain = load_config("quickstart", ["model.heads=8", "model.head_width=16"])
+    train = plain.train.model_copy(update={"teacher_model": config.model})
+    message = message.replace("model.", "train.teacher's model.")
+    with pytest.raises(LrkvError, match=message):
+        check_mesh(plain.model_copy(update={"train": train}), mesh_of(*sizes))

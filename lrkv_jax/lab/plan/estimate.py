@@ -22,8 +22,8 @@ from lrkv_jax.models.accounting.counts import (
     training_flops_per_token,
     training_tokens,
 )
-from lrkv_jax.models.transformer import abstract_parameters, specs
-from lrkv_jax.training.state import abstract_state
+from lrkv_jax.models.transformer import abstract_parameters
+from lrkv_jax.training.state import abstract_state, learning_specs
 
 # Logits of a chunk, their softmax and their gradient, all in float32.
 LOGIT_ARRAYS = 3
@@ -114,14 +114,15 @@ def time_estimate(
     """A step's seconds and what follows for the run, each from least to most.
 
     That is where its executed FLOPs reach between the shares `utilization` of the devices' peak.
-    Newton–Schulz runs at the same rate, and `full` rematerialization repeats the forward pass.
-    Input, validation and checkpoints are not counted.
+    Newton–Schulz runs at the same rate, as does a teacher's forward pass, and `full`
+    rematerialization repeats the model's. Input, validation and checkpoints are not counted.
     """
     train = config.train
     tokens = train.global_batch_size * train.seq_len
     flops = training_flops_per_token(config.model, train.seq_len) * tokens
-    muon = muon_flops(config.model, config.optimizer.muon.iterations)
-    executed = flops * (4 / 3 if train.remat == "full" else 1) + muon
+    executed = flops * (4 / 3 if train.remat == "full" else 1) + muon_flops(config)
+    if train.teacher_model is not None:
+        executed += training_flops_per_token(train.teacher_model, train.seq_len) / 3 * tokens
     shares = sorted(utilization)
     step = [executed / (devices * device.bf16_flops * share) for share in reversed(shares)]
     hours = [training_tokens(config) / tokens * seconds / 3600 for seconds in step]
@@ -134,11 +135,11 @@ def time_estimate(
     }
 
 
-def muon_flops(model: ModelConfig, iterations: int) -> int:
-    """FLOPs of Newton–Schulz for all matrices, each orthogonalized once."""
-    leaves = jax.tree.leaves(abstract_parameters(model))
-    total = 0
-    for spec, leaf in zip(jax.tree.leaves(specs(model)), leaves, strict=True):
+def muon_flops(config: RunConfig) -> int:
+    """FLOPs of Newton–Schulz for all matrices that learn, each orthogonalized once."""
+    leaves = jax.tree.leaves(abstract_parameters(config.model))
+    iterations, total = config.optimizer.muon.iterations, 0
+    for spec, leaf in zip(jax.tree.leaves(learning_specs(config)), leaves, strict=True):
         if spec.group == "matrix":
             count = math.prod(leaf.shape[: spec.batch])  # layers, heads
             rows, columns = spec.fans(leaf.shape)

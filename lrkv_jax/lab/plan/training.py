@@ -30,6 +30,7 @@ from lrkv_jax.lab.plan.estimate import (
     time_estimate,
 )
 from lrkv_jax.models.accounting.counts import training_flops_per_token
+from lrkv_jax.training.init_from import with_teacher
 
 # Of a device's memory: what `lrkv train` lets JAX take.
 USABLE = float(MEMORY_FRACTION)
@@ -62,7 +63,7 @@ def training(
     The memory is XLA's of the `compiled` step, or else an estimate. The memory of each remat policy
     and the time are estimates always; a step that does not fit has no time.
     """
-    config = resolved(on_devices(config, devices, device))
+    config = with_teacher(resolved(on_devices(config, devices, device)))
     count = math.prod(sizes_of(config.mesh).values())
     state = state_bytes(config)
     tokens = config.train.global_batch_size * config.train.seq_len
@@ -81,7 +82,7 @@ def training(
         "devices": count,
         "dtype": config.model.dtype,
         "tokens_per_step": tokens,
-        "newton_schulz_share": muon_flops(config.model, config.optimizer.muon.iterations) / flops,
+        "newton_schulz_share": muon_flops(config) / flops,
         "memory": {
             "usable": usable,
             **asdict(state),

@@ -73,12 +73,12 @@ def test_memory_is_xlas_of_the_compiled_step_and_the_verdict_says_so():
 @pytest.mark.parametrize(("scale", "small", "large"), [("128m", 5, 0.3), ("6.3b", 47, 2.9)])
 def test_newton_schulz_is_the_measured_share_of_a_step(scale, small, large):
     """Percent of the forward and backward FLOPs at 32,768 and at 524,288 tokens a step."""
-    model = load_config(scale, ["attention=mha"]).model
-    flops = muon_flops(model, 5)
+    config = load_config(scale, ["attention=mha"])
+    flops = muon_flops(config)
     # X Xᵀ, its square, and their sum times X, of a 3 × 5 matrix and of its transpose.
     products = 2 * 3 * 5 * 3 + 2 * 3 * 3 * 3 + 2 * 3 * 3 * 5
     assert newton_schulz_flops(3, 5, 5) == newton_schulz_flops(5, 3, 5) == 5 * products
-    per_token = training_flops_per_token(model, 2048)
+    per_token = training_flops_per_token(config.model, 2048)
     assert round(100 * flops / (per_token * 32_768)) == small
     assert round(100 * flops / (per_token * 524_288), 1) == large
 
@@ -87,7 +87,7 @@ def test_the_time_is_that_of_the_flops_between_two_shares_of_the_peak():
     config = load_config("128m", ["attention=mha"])
     found = time_estimate(config, hardware("h200"), 8, SHARES)
     published = training_flops_per_token(config.model, 2048) * 32_768
-    flops = published + muon_flops(config.model, 5)
+    flops = published + muon_flops(config)
     assert found["step"] == pytest.approx([flops / (8 * n * 989.5e12) for n in (0.5, 0.3)])
     assert found["tokens_per_second"] == pytest.approx([32_768 / n for n in found["step"][::-1]])
     assert found["hours"] == pytest.approx([n * 100e9 / 32_768 / 3600 for n in found["step"]])
@@ -95,6 +95,14 @@ def test_the_time_is_that_of_the_flops_between_two_shares_of_the_peak():
     again = load_config("128m", ["attention=mha", "train.remat=full"])
     more = time_estimate(again, hardware("h200"), 8, SHARES)["step"][0] - found["step"][0]
     assert more == pytest.approx(published / 3 / (8 * 0.5 * 989.5e12))  # a forward pass
+    train = config.train.model_copy(update={"teacher_model": config.model})
+    taught = config.model_copy(update={"train": train})
+    costs = time_estimate(taught, hardware("h200"), 8, SHARES)["step"][0] - found["step"][0]
+    assert costs == pytest.approx(more) and muon_flops(taught) == muon_flops(config)
+    still = config.train.model_copy(update={"trainable": "keys_and_values"})
+    assert 0 < muon_flops(config.model_copy(update={"train": still})) < muon_flops(config) / 4
+    with pytest.raises(LrkvError, match="nowhere is not a run"):
+        planned(load_config("128m", ["train.teacher=nowhere"]), hardware("h200"), 8, compiled=False)
 
 
 @pytest.mark.parametrize("settings", [
