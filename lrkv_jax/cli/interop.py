@@ -116,7 +116,8 @@ def convert(
         print(files.json_of(report))
     else:
         _show(report, new)
-        print(f"healing: lrkv train configs/heal.yaml init_from={new} train.teacher={run}")
+        of_step = "" if step is None else f" train.teacher_step={report['step']}"
+        print(f"healing: lrkv train configs/heal.yaml init_from={new} train.teacher={run}{of_step}")
 
 
 def _show(report: dict[str, Any], new: str) -> None:

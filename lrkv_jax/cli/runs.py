@@ -189,7 +189,7 @@ def chat(
         from lrkv_jax.training.run_dir import read_run
 
     config = read_run(run)
-    if not ChatFormat(load_tokenizer(config.data.tokenizer)).trained(config.data.mixture):
+    if not ChatFormat(load_tokenizer(config.data.tokenizer)).trained(config.data):
         name = "quickstart_midtrain" if config.name == "quickstart" else "midtrain"
         raise LrkvError(
             f"{run} has not been midtrained: run lrkv train configs/{name}.yaml init_from={run}"

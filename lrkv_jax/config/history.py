@@ -28,3 +28,12 @@ def asked_dtype(directory: str | Path, dtype: str) -> str:
     """`model.dtype` as last requested for the run: auto, or `dtype`, its configuration's."""
     starts = [row for row in read_history(directory) if row.get("event") == "start"]
     return starts[-1].get("asked_dtype", dtype) if starts else dtype
+
+
+def asked_dtypes(directory: str | Path, model: str, muon: str) -> tuple[str, str]:
+    """`model.dtype` and `optimizer.muon.dtype` as requested, from what a start made of them.
+
+    Of auto both are the same, so another one of Muon's was asked for.
+    """
+    asked = asked_dtype(directory, model)
+    return asked, asked if muon == model else muon

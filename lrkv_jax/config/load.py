@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from lrkv_jax.config.attention import variant_class
 from lrkv_jax.config.frozen import Frozen, first_problem, inherited_settings
-from lrkv_jax.config.history import asked_dtype
+from lrkv_jax.config.history import asked_dtypes
 from lrkv_jax.config.old_names import of_today
 from lrkv_jax.config.schema import DataConfig, RunConfig, TrainConfig
 from lrkv_jax.errors import LrkvError, nearest
@@ -245,12 +245,13 @@ def _from_run(path: Path, raw: dict[str, Any], changes: list[tuple[str, Any]]) -
     for name, group in (("train", TrainConfig), ("data", DataConfig)):
         settings = base.get(name) or {}
         inherited[name] = {k: settings[k] for k in inherited_settings(group) if k in settings}
+    if (base.get("data") or {}).get("mixture"):
+        inherited["data"]["chats"] = True
     inherited["model"].pop("attention", None)
     # Requested as auto, it became what suits the machine that trained the run.
-    dtype = inherited["model"].get("dtype", "auto")
-    if asked_dtype(saved.parent, dtype) != dtype:
-        inherited["model"]["dtype"] = "auto"
-        inherited.get("optimizer", {}).get("muon", {}).pop("dtype", None)
+    model, muon = inherited["model"], inherited.get("optimizer", {}).get("muon", {})
+    if "dtype" in model and "dtype" in muon:
+        model["dtype"], muon["dtype"] = asked_dtypes(saved.parent, model["dtype"], muon["dtype"])
     name = f"{base['name']}-{raw['name']}" if raw.get("name") else base["name"]
     own = {key: value for key, value in raw.items() if value is not None}
     return {"attention": base["attention"]} | _deep(inherited, own) | {"name": name}

@@ -312,6 +312,11 @@ class DataConfig(Group):
         "sotu",
     )
     mixture: MixtureConfig | None = semantics("Conversations to train on in place of text.", None)
+    chats: bool = placement(
+        "Whether the model that the run begins with has learnt conversations; `init_from` knows.",
+        False,
+        inherited=True,
+    )
     hub: HubConfig | None = placement(
         "Where the folder's files are fetched from. Null: you put them there.", None
     )
@@ -529,7 +534,7 @@ class RunConfig(Group):
         if window is not None and window > context:
             raise LrkvError(
                 f"model.window = {window} is above train.seq_len = {context}: use {context} or "
-                "less, or null"
+                f"less, or null; of a model that has it, train.seq_len={window} or more"
             )
         if self.init_step is not None and self.init_from is None:
             raise LrkvError(f"init_step = {self.init_step} is of a run: give init_from")

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Bool, Int
 
+from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.conversation import Conversation, Message, text_message
 from lrkv_jax.data.tokenizer import CHAT_NAMES, Tokenizer
 from lrkv_jax.errors import LrkvError
@@ -69,13 +70,14 @@ class ChatFormat:
         ids = self.render(Conversation(tuple(turns)))[0].tolist()
         return ids[0] == self.tokenizer.bos and ids.count(self.tokenizer.bos) == 1
 
-    def trained(self, mixture: object) -> bool:
-        """Whether a run can be expected to chat.
+    def trained(self, data: DataConfig) -> bool:
+        """Whether a run with this data can be expected to chat.
 
-        It was trained on conversations, `mixture`, or is another's, whose tokenizer has a chat.
+        It was trained on conversations, or began with a model that was, or is another's, whose
+        tokenizer has a chat.
         """
         imported = self.tokenizer.imported and bool(self.tokenizer.chat)
-        return mixture is not None or self.template is not None or imported
+        return data.mixture is not None or data.chats or self.template is not None or imported
 
     def check(self, vocabulary: int) -> None:
         """Raise `LrkvError` if a model's vocabulary is too small to chat."""

@@ -146,7 +146,7 @@ def questions_of(
     if BENCHMARKS.keys() & set(tasks):
         chat = ChatFormat(load_tokenizer(config.data.tokenizer))
         chat.check(config.model.vocabulary)
-        if not chat.trained(config.data.mixture):
+        if not chat.trained(config.data):
             raise LrkvError(
                 "the run was not trained to chat, and benchmarks are asked in one: midtrain it, or "
                 "use lrkv harness RUN --tasks NAMES"

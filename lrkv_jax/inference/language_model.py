@@ -74,7 +74,7 @@ class LanguageModel:
     def check_chat(self) -> None:
         """Raise `LrkvError` for a model of too few ids to chat, and for one not trained to."""
         self.chat.check(self._run.config.model.vocabulary)
-        if not self.chat.trained(self._run.config.data.mixture):
+        if not self.chat.trained(self._run.config.data):
             raise LrkvError("the run was not trained to chat: midtrain it, or give it texts")
 
     def chat_prompt(self, conversation: Conversation) -> list[int]:

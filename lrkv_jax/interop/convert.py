@@ -23,6 +23,7 @@ import numpy as np
 from lrkv_jax import files
 from lrkv_jax.config import ModelConfig, RunConfig
 from lrkv_jax.config.attention import AttentionConfig
+from lrkv_jax.config.history import asked_dtypes
 from lrkv_jax.config.load import as_settings, config_from
 from lrkv_jax.distributed.rules import parameter_shardings
 from lrkv_jax.errors import LrkvError
@@ -35,6 +36,7 @@ from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
 from lrkv_jax.models.attention.head_weights import HeadWeights, in_float64
 from lrkv_jax.models.transformer import abstract_parameters, specs, with_parameters
 from lrkv_jax.training.restore import load_run
+from lrkv_jax.training.run_dir import read_run
 from lrkv_jax.training.token_batch import BatchFormat
 from lrkv_jax.training.validate import make_validation
 
@@ -117,10 +119,24 @@ def convert(
         loss = {name: {"before": before[name], "after": after[name]} for name in before}
         report = _report(source, run.step, model, new, fitted, loss, len(rows_NU) * context)
         variants = {new_config.attention: new.attention}
-        changed = {"variants": variants, "run_dir": str(directory), "init_from": None}
+        changed = {"variants": variants, "run_dir": str(directory)}
+        changed |= {"init_from": None, "init_step": None}
         files.write_json(fresh / "conversion.json", report)
-        write_run(fresh, directory, new_config.model_copy(update=changed), params, run.tokenizer)
+        new_config = _as_requested(new_config, source).model_copy(update=changed)
+        write_run(fresh, directory, new_config, params, run.tokenizer)
     return report
+
+
+def _as_requested(config: RunConfig, source: str | Path) -> RunConfig:
+    """The configuration with the dtypes that were requested for the run: auto may be one."""
+    saved = read_run(source)
+    muon = saved.optimizer.muon
+    dtype, of_muon = asked_dtypes(source, saved.model.dtype, muon.dtype)
+    optimizer = config.optimizer.model_copy(
+        update={"muon": muon.model_copy(update={"dtype": of_muon})}
+    )
+    model = config.model.model_copy(update={"dtype": dtype})
+    return config.model_copy(update={"model": model, "optimizer": optimizer})
 
 
 def _source(model: ModelConfig, source: str | Path) -> AttentionConfig:

@@ -40,10 +40,13 @@ from lrkv_jax.interop.tokenizer_files import write_tokenizer
 from lrkv_jax.models.accounting.counts import cache_bytes_per_token, parameter_counts, with_mha
 from lrkv_jax.models.rope import frequencies, logit_factor
 from lrkv_jax.models.transformer import with_parameters
+from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.restore import load_run
 from lrkv_jax.training.run_dir import read_run
 
 FLOAT = np.dtype(np.float32)
+# Each tensor over all devices there are, whatever mesh trained it.
+ALL_DEVICES = ("mesh.data=1", "mesh.fsdp=-1", "mesh.context=1", "mesh.tensor=1")
 DTYPES = {"float32": FLOAT, "bfloat16": jnp.dtype(jnp.bfloat16)}
 LARGEST = 5_000_000_000  # bytes of a file, as transformers writes them
 MODELING = Path(__file__).parent / "assets/modeling_lrkv.py.txt"
@@ -87,12 +90,12 @@ def export(
         model = config.model
         if model.window is not None:
             raise LrkvError(
-                f"model.window = {model.window}: no class that is written has windows, train with "
-                "model.window=null to export"
+                f"model.window = {model.window}: no class that is written has windows; train with "
+                f"model.window=null, or import it with train.seq_len={model.window} or less"
             )
         one = FACTORED if factored else of_model(model, deepseek=form == "deepseek")
         settings = _factored_settings(model) if factored else {}
-        run = load_run(directory, step=step, overrides=["mesh.data=1", "mesh.fsdp=-1"])
+        run = load_run(directory, step=step, overrides=ALL_DEVICES)
         made = (
             _factored_tensors(run.params, model.layers)
             if factored
@@ -224,13 +227,21 @@ def _layer_of(leaf: jax.Array, layer: int) -> np.ndarray:
     return np.asarray(leaf[layer])
 
 
+def _tokens(run: TrainedRun) -> int:
+    """The tokens that a run's steps took, whose batches may have been of several sizes."""
+    with Checkpointer(Path(run.config.directory) / "checkpoints") as checkpoints:
+        return checkpoints.manifest(run.step)["tokens"]
+
+
 def _card(run: TrainedRun, architecture: str, dtype: str, *, factored: bool = False) -> str:
     """README.md of the exported folder, in Markdown."""
     config, model = run.config, run.config.model
-    own, groups = cache_bytes_per_token(model), model.attention.key_heads(model)
+    # As others have it: no rows in eight bits.
+    plain = model.model_copy(update={"kv_cache_dtype": "auto"})
+    own, groups = cache_bytes_per_token(plain), model.attention.key_heads(model)
     whole = 4 * model.layers * groups * model.head_width
     mha = cache_bytes_per_token(with_mha(model))
-    trained = run.step * config.train.global_batch_size * config.train.seq_len
+    trained = _tokens(run)
     data = Path(config.data.source).name if config.data.mixture is None else "conversations"
     rows = [
         ("class", f"`{architecture}`"),
@@ -255,8 +266,8 @@ def _card(run: TrainedRun, architecture: str, dtype: str, *, factored: bool = Fa
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     about = _WHOLE_CACHE.format(whole=whole)
     if factored:
-        # The class's cache has no column for the biases of keys, and no rows in eight bits.
-        plain = model.model_copy(update={"qkv_bias": False, "kv_cache_dtype": "auto"})
+        # The class's cache has no column for the biases of keys.
+        plain = plain.model_copy(update={"qkv_bias": False})
         about = _FACTORED_CACHE.format(own=cache_bytes_per_token(plain))
     elif own == whole or architecture == DEEPSEEK.name:
         about = f"A server's cache takes {own:,} bytes per token in bfloat16, as the run's own."

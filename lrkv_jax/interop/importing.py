@@ -59,6 +59,11 @@ def import_model(
         if config_json is None:
             raise LrkvError(f"{folder} has no config.json: name the folder of a model")
         config, one = _config(folder, config_json, Path(directory), overrides)
+        if (window := _left_out(config_json, config.model)) is not None:
+            say(
+                f"its window of {window} is no shorter than the context, train.seq_len = "
+                f"{config.train.seq_len}: the run has none, and reads no longer text right"
+            )
         mesh = make_mesh(config.mesh)
         stored = shards.read(folder)
         tokenizer = foreign_tokenizer(str(folder), say)
@@ -137,6 +142,15 @@ def _config(
     return config_from(raw, folder / "config.json", overrides), one
 
 
+def _left_out(config_json: dict[str, Any], model: ModelConfig) -> int | None:
+    """The window that the model has in a longer context, and not in the run's."""
+    try:
+        window = of_config(config_json, 2**40)[1]["window"]
+    except LrkvError:  # of some layers
+        window = config_json["sliding_window"]
+    return None if model.window is not None else window
+
+
 def _checked(
     one: Architecture, model: ModelConfig, stored: dict[str, shards.Tensor], folder: Path
 ) -> dict[str, tuple[WeightMapping, list[shards.Tensor]]]:
@@ -159,6 +173,13 @@ def _checked(
             found = _tensor(stored, name, mapping.layout.shape(shape), folder)
             places[mapping.ours][1].append(found)
             left.discard(name)
+    if model.tied_head and "lm_head.weight" in stored:
+        _, (table,) = places["embedding.table"]
+        if not np.array_equal(stored["lm_head.weight"].make(), table.make()):
+            raise LrkvError(
+                f"{folder}: config.json ties lm_head.weight to {table.name}, and they differ: set "
+                "tie_word_embeddings to false there"
+            )
     if left:
         raise LrkvError(
             f"{folder} has {len(left)} tensors more than {one.name}, such as {min(left)}: it is "

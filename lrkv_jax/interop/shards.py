@@ -19,6 +19,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from lrkv_jax.data.hub import FILE as PROVENANCE
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.files import read_json, write_json
 
@@ -95,6 +96,8 @@ def read(folder: Path) -> dict[str, Tensor]:
     if listed is None:
         others = sorted(path.name for path in folder.glob("*.bin"))
         has = f"it has {others[0]}: convert it with transformers" if others else "fetch them"
+        if (folder / PROVENANCE).is_file():
+            has = "its repository has none: save it as safetensors with transformers"
         raise LrkvError(f"{folder} has no {SINGLE} and no {INDEX}: {has}")
     where = listed.get("weight_map")
     if not isinstance(where, dict) or not all(map(_is_shard, where.values())):

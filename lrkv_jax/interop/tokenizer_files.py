@@ -73,7 +73,7 @@ def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
     bos, end = names[tokenizer.bos], names[tokenizer.bos]
     special: dict[str, Any] = {"bos_token_id": tokenizer.bos, "eos_token_id": tokenizer.bos}
     settings: dict[str, Any] = {}
-    if chat.trained(run.config.data.mixture):
+    if chat.trained(run.config.data):
         ids = dict(zip(CHAT_NAMES, vars(chat.ids).values(), strict=True))
         definition["added_tokens"] += [
             _added(name, i) for name, i in sorted(ids.items(), key=lambda pair: pair[1])

@@ -133,7 +133,7 @@ class Service:
         self.engine_loop = EngineLoop(engine)
         chat, config = ChatFormat(run.tokenizer), run.config
         # Of a run that was not trained to chat the server completes texts alone.
-        chats = chat.trained(config.data.mixture) and chat.vocabulary <= config.model.vocabulary
+        chats = chat.trained(config.data) and chat.vocabulary <= config.model.vocabulary
         self.chat = chat if chats else None
         self.metrics = Metrics(self.engine_loop, lambda: self.open)
         self.created = int(time.time())

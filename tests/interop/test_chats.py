@@ -11,6 +11,7 @@ from support.hand_built import CHATS
 from support.hf_folders import RECORDED, write
 from support.planted_models import drawn, plant
 
+from lrkv_jax.config import load_config
 from lrkv_jax.config.schema import DataConfig
 from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.chat_template import ChatTemplate
@@ -153,8 +154,10 @@ def test_a_chats_turns_are_the_templates_whole_conversation(imported):
 
 def test_what_the_assistant_says_is_the_target_of_a_template(folders):
     chat = ChatFormat(foreign_tokenizer(str(folders["chatml"])))
-    assert chat.trained(None) and not ChatFormat(load_tokenizer("sotu-4096")).trained(None)
-    assert not ChatFormat(load_tokenizer("gpt2")).trained(None)
+    text, began = DataConfig(), DataConfig(chats=True)
+    assert chat.trained(text)
+    for ours in map(ChatFormat, map(load_tokenizer, ("sotu-4096", "gpt2"))):
+        assert ours.trained(began) and not ours.trained(text)
     conversation = conversation_from([*TURNS, {"role": "assistant", "content": "No"}])
     ids, counted = chat.render(conversation, "assistant")
     same, every = chat.render(conversation)
@@ -215,6 +218,8 @@ def test_a_run_of_ours_that_comes_back_has_its_calculator(
     plant(tmp_path / "run", "attention=gqa", "model.vocabulary=4224", CHATS)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sotu-4096").mkdir()  # the name is the package's tokenizer all the same
+    healed = load_config("heal", [f"init_from={tmp_path / 'run'}"]).data
+    assert healed.mixture is None and healed.chats
     export(tmp_path / "run", tmp_path / "hf")
     import_model(str(tmp_path / "hf"), tmp_path / "back", say=lambda _: None)
     parts = (Part("python", "1+1"), Part("output", "2"), Part("text", "2."))

@@ -13,7 +13,7 @@ from support.meshes import mesh_of
 from support.variants import HEAD_WIDTH, error, random_params, small
 
 from lrkv_jax import files
-from lrkv_jax.config import load_config
+from lrkv_jax.config import dump_config, load_config
 from lrkv_jax.data.tokenizer import load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.interop import fits
@@ -173,8 +173,16 @@ def test_the_command_shows_errors_losses_and_bytes(runs, text, capsys, monkeypat
         "attention=mla", "attention.kv_lora_rank=24",
         "--text", text, "--tokens", "64", "--heldout", "64", "--context", "16",
     )  # fmt: skip
+    source = Path(arguments[1])
+    dtypes = ["model.dtype=float32", "optimizer.muon.dtype=float32"]
+    config = load_config(source / "config.yaml", dtypes)
+    begun = config.model_copy(update={"init_from": "before", "init_step": 3})
+    (source / "config.yaml").write_text(dump_config(begun))  # of a midtrained run
+    (source / "history.jsonl").write_text('{"event": "start", "asked_dtype": "auto"}\n')
     code, out, _ = lrkv(capsys, monkeypatch, *arguments)
     assert code == 0
+    new_config = load_config(new / "config.yaml")
+    assert (new_config.model.dtype, new_config.optimizer.muon.dtype) == ("auto", "auto")
     report = json.loads((new / "conversion.json").read_text())
     assert f"{report['layers'][1]['value_error']:.4f}" in out and Path(text).name in out
     assert "bytes of cache per token" in out

@@ -7,12 +7,14 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
+from support.hand_built import CHATS
 from support.hf_folders import RECORDED, hf_folder, tokenizer_json, write
 from support.marks import quick
 from support.planted_models import FULL_MLA, IDS, LLAMA, YARN, configured, drawn, plant
 
 from lrkv_jax.config import load_config
 from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.hub import FILE as PROVENANCE
 from lrkv_jax.data.tokenizer import CHAT_NAMES, foreign_tokenizer, load_tokenizer
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.errors import LrkvError
@@ -37,7 +39,8 @@ def test_an_imported_model_gives_the_logits_that_transformers_gave(case, tmp_pat
 ROUND_TRIPS = {
     "lrkv-groups": (FULL, "attention.rank=3", "attention.kv_heads=2", *QWEN3, YARN),
     "mla": (*FULL_MLA, "attention.rank=2", "attention.latent_norm=false"),
-    "shards": ("attention=gqa", "model.tied_head=true", "model.qkv_bias=true", *LLAMA),
+    "shards": ("attention=gqa", "model.tied_head=true", "model.qkv_bias=true", *LLAMA,
+               "mesh.tensor=2"),  # which another number of devices takes too
 }  # fmt: skip
 
 
@@ -101,6 +104,28 @@ def test_a_run_can_be_moved_and_used_from_another_folder(tmp_path, monkeypatch):
     assert str(tmp_path) not in (tmp_path / "moved/config.yaml").read_text()
 
 
+def test_a_head_beside_the_table_that_it_is_tied_to_is_the_same_or_refused(tmp_path):
+    folder = hf_folder(tmp_path / "hf", "smollm2")
+    arrays = drawn(RECORDED["smollm2"]["shapes"])
+    for sign, name in ((1, "same"), (-1, "another")):
+        write(folder, arrays | {"lm_head.weight": sign * arrays["model.embed_tokens.weight"]})
+        if sign > 0:
+            assert import_model(str(folder), tmp_path / name, say=lambda _: None).model.tied_head
+            continue
+        with pytest.raises(LrkvError, match="they differ: set tie_word_embeddings to false"):
+            import_model(str(folder), tmp_path / name, say=lambda _: None)
+
+
+def test_a_window_that_the_context_hides_is_told(tmp_path):
+    for context, told in ((5, ["its window of 5 is no shorter than the context"]), (16, [])):
+        folder, lines = hf_folder(tmp_path / f"hf{context}", "mistral-window"), []
+        made = import_model(
+            str(folder), tmp_path / f"run{context}", [f"train.seq_len={context}"], say=lines.append
+        )
+        assert (made.model.window is None) == bool(told)
+        assert [line.partition(",")[0] for line in lines if "window" in line] == told
+
+
 def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path):
     for name, settings, named in (
         ("mla", ["attention=mla"], "attention.rope = decoupled"),
@@ -156,7 +181,8 @@ def test_what_biases_of_values_are_folded_from_must_be_there_in_its_shape(name, 
 def test_gpt2_leaves_with_the_chat_in_its_own_ids(tmp_path):
     import tokenizers
 
-    plant(tmp_path / "run", "attention=mha", "data.tokenizer=gpt2", "model.vocabulary=50304")
+    gpt2 = "data.tokenizer=gpt2", "model.vocabulary=50304"
+    plant(tmp_path / "run", "attention=mha", *gpt2, CHATS)
     export(tmp_path / "run", tmp_path / "hf")
     written = tokenizers.Tokenizer.from_file(str(tmp_path / "hf/tokenizer.json"))
     chat = ChatFormat(load_tokenizer("gpt2"))
@@ -274,6 +300,9 @@ CASES = {
     "bias": (config(attention_bias=True), "attention_bias = True, and only False is taken"),
     # model.safetensors
     "tensors-absent": (removed(shards.SINGLE), "no model.safetensors"),
+    "tensors-not-on-the-hub": (
+        lambda d: (d / shards.SINGLE).rename(d / PROVENANCE), "has none: save it as safetensors"
+    ),
     "torn": (torn(), "torn: fetch it again"),
     "header-past-the-end": (file(shards.SINGLE, struct.pack("<Q", 10**6) + b"{}"), "torn"),
     "header-deep": (
