@@ -1,7 +1,9 @@
 """The one error that a user can cause."""
 
 import difflib
+import operator
 from collections.abc import Iterable
+from typing import Any
 
 # The meaning of a process's exit code.
 EXIT_FAULT = 1  # of the program: Python's, with a traceback
@@ -21,6 +23,14 @@ class LrkvError(Exception):
         # Whatever a user's value or a library's message holds, it stays one line.
         super().__init__(" ".join(text.split("\n")))
         self.exit_code = exit_code
+
+
+def whole(name: str, value: Any) -> int:
+    """The value as a whole number; raises `LrkvError` for what is none, as 2.0."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise LrkvError(f"{name} = {value!r}: use a whole number") from None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

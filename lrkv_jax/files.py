@@ -56,7 +56,12 @@ def finite(content: Any) -> Any:
 
 def json_of(content: Any) -> str:
     """What a command prints and a file holds as JSON, as `finite` has it."""
-    return json.dumps(finite(content), indent=2)
+    return json.dumps(finite(content), indent=2, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy or JAX as Python's, and a path as its text."""
+    return value.item() if hasattr(value, "item") else os.fspath(value)
 
 
 def write_json(path: str | Path, content: Any) -> None:

@@ -1,5 +1,6 @@
 """The parts common to the five benchmarks: their settings, questions and results."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lrkv_jax.data.tasks.registry import DEMO, fingerprint, load
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import LrkvError, whole
 from lrkv_jax.inference import Sampling
 from lrkv_jax.inference.language_model import Draws, LanguageModel
 
@@ -33,8 +34,12 @@ class BenchmarkSettings:
     run_model_code: bool = False
 
     def __post_init__(self):
-        for name in ("limit", "samples", "max_new_tokens"):
-            if (value := getattr(self, name)) is not None and value < 1:
+        object.__setattr__(self, "folder", os.fspath(self.folder))  # a path may name the set
+        for name in ("limit", "samples", "max_new_tokens", "seed"):
+            if (value := getattr(self, name)) is None:
+                continue
+            object.__setattr__(self, name, value := whole(name, value))
+            if value < 1 and name != "seed":
                 raise LrkvError(f"{name} = {value}: use 1 or more")
         self.draws()  # which refuses a temperature or a top_p that cannot be
         if self.samples > 1 and self.temperature == 0:

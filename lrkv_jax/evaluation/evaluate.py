@@ -85,7 +85,7 @@ def evaluate(
         raise LrkvError("step and overrides choose what load_run reads: give it them")
     if run.directory is None:
         raise LrkvError("the run has no directory for evaluation.json: give one that load_run read")
-    batch = batch or run.config.train.global_batch_size
+    batch = int(batch or run.config.train.global_batch_size)
     report = run.directory / "evaluation.json"
     check_writable(report)
     about = _about(run)
@@ -180,7 +180,7 @@ def _about(run: TrainedRun) -> dict[str, Any]:
     return {
         "run": str(run.directory),
         "attention": config.model.attention.kind,
-        "step": run.step,
+        "step": int(run.step),
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(run.params)),
         "kv_cache_bytes_per_token": report.cache_bytes_per_token,
         "kv_cache_bytes_per_token_formula": report.cache_bytes_per_token_formula,

@@ -21,7 +21,7 @@ from jax.sharding import Mesh
 from jaxtyping import Float
 
 from lrkv_jax.config import ModelConfig, RunConfig
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import LrkvError, whole
 from lrkv_jax.inference import placement
 from lrkv_jax.inference.calls import STOPS, Calls, batched_params
 from lrkv_jax.inference.pages import PAGE, Pool
@@ -110,7 +110,7 @@ class Engine:
             "prefill_chunk": prefill_chunk, "steps_per_call": steps_per_call,
         }  # fmt: skip
         for name, size in sizes.items():
-            if size < 1:
+            if whole(name, size) < 1:
                 raise LrkvError(f"{name} = {size}: use 1 or more")
         placement.check_parameters(config, params)
         self.config, self.length = config, length
@@ -198,6 +198,11 @@ class Engine:
         self._check("the prompt", request.prompt)
         if len(request.prompt) == 0:
             raise LrkvError("the prompt is empty: start it with the BOS token")
+        for name in ("max_tokens", "min_tokens", "priority"):
+            whole(name, getattr(request, name))
+        for name, kind in (("sampling", Sampling), ("rng", RngStream)):
+            if not isinstance(given := getattr(request, name), kind):
+                raise LrkvError(f"{name} = {given!r}: give a {kind.__name__}")
         if request.max_tokens < 1 and not request.continuations:
             raise LrkvError(f"max_tokens = {request.max_tokens}: use 1 or more")
         for number, continuation in enumerate(request.continuations):
@@ -253,7 +258,7 @@ class Engine:
         if sequence.request.continuations:
             raise LrkvError("the sequence was scored: only one that was continued can go on")
         self._check("what is appended", tokens)
-        if max_tokens < 1:
+        if whole("max_tokens", max_tokens) < 1:
             raise LrkvError(f"max_tokens = {max_tokens}: use 1 or more")
         self._check_length(len(sequence.tokens) + len(tokens), max_tokens)
         before = len(sequence.tokens)

@@ -4,6 +4,7 @@ B sequences  N reported likeliest tokens  V vocabulary  X ids that stop a row, o
 """
 
 import math
+import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
-from lrkv_jax.errors import LrkvError
+from lrkv_jax.errors import LrkvError, whole
 
 # Below it only the likeliest token is ever drawn; a subnormal divisor would
 # count as 0.
@@ -20,6 +21,8 @@ MIN_TEMPERATURE = 1e-30
 # Likeliest tokens that can be reported, and ids whose logits can be changed.
 TOPS = 20
 BIASES = 300
+# Of a request's random numbers, whatever JAX's default is.
+PRNG = "threefry2x32"
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,13 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self):
+        for name, value in vars(self).items():
+            if name == "bias":
+                if not isinstance(value, Mapping):
+                    raise LrkvError(f"bias = {value!r}: give a mapping of ids to numbers")
+            elif not isinstance(value, numbers.Real):
+                raise LrkvError(f"{name} = {value!r}: use a number")
+        whole("top_k", self.top_k)
         if not self.temperature >= 0:
             raise LrkvError(f"temperature = {self.temperature}: use 0 (greedy) or more")
         if self.top_k < 0:
@@ -97,7 +107,8 @@ class BatchedSamplingParams:
 
     def keys_at(self, positions_B: Int[Array, "B"]) -> Key[Array, "B"]:
         """A key for each row, of its seed, its stream and the position: replays draw the same."""
-        keys_B = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(self.seed_B2), self.stream_B)
+        seeds_B = jax.random.wrap_key_data(self.seed_B2, impl=PRNG)
+        keys_B = jax.vmap(jax.random.fold_in)(seeds_B, self.stream_B)
         return jax.vmap(jax.random.fold_in)(keys_B, positions_B)
 
     @property
@@ -136,7 +147,8 @@ class Logprobs(NamedTuple):
     def none(cls, rows: int, vocabulary: int) -> "Logprobs":
         """Empty log-probabilities of so many rows."""
         N = min(TOPS, vocabulary)
-        return cls(jnp.zeros(rows), jnp.zeros((rows, N), jnp.int32), jnp.zeros((rows, N)))
+        log_p_B, top_log_p_BN = jnp.zeros(rows, jnp.float32), jnp.zeros((rows, N), jnp.float32)
+        return cls(log_p_B, jnp.zeros((rows, N), jnp.int32), top_log_p_BN)
 
 
 def apply_penalties(

@@ -66,9 +66,11 @@ class TrainedRun:
         """Float32 logits of the next token at every position: pure, for `jax.grad` and `jax.jit`.
 
         `params` has the structure of `self.params`. Raises `LrkvError` for others, and for tokens
-        that are no batch of ids.
+        that are no batch of the model's ids; whether traced ones are is the caller's to know.
         """
         check_parameters(self.config.model, params)
+        if not isinstance(tokens_BT, jax.core.Tracer):
+            check_tokens("tokens", tokens_BT, self.config.model.vocabulary, axes=2)
         tokens_BT = jnp.asarray(tokens_BT)
         if tokens_BT.ndim != 2 or not jnp.issubdtype(tokens_BT.dtype, jnp.integer):
             shape = f"{tokens_BT.dtype}{list(tokens_BT.shape)}"

@@ -73,7 +73,7 @@ def weight(
     if std is None:
         fan_in, fan_out = spec.fans(shape)
         std = min(1.0, math.sqrt(fan_out / fan_in)) / math.sqrt(fan_in)
-    return nnx.Param(jnp.zeros(shape), spec=spec, std=std)
+    return nnx.Param(jnp.zeros(shape, jnp.float32), spec=spec, std=std)
 
 
 @jax.tree_util.register_static
@@ -165,10 +165,11 @@ def draw(module: nnx.Module, key: Key[Array, ""]) -> None:
         shape = variable.get_value().shape
         own = jax.random.fold_in(key, zlib.crc32("/".join(map(str, path)).encode()))
         if len(shape) == len(spec.axes):
-            value = jax.random.normal(own, shape)
+            value = jax.random.normal(own, shape, jnp.float32)
         else:
             keys = jax.vmap(partial(jax.random.fold_in, own))(jnp.arange(shape[0]))
-            value = jax.vmap(lambda key, of=shape[1:]: jax.random.normal(key, of))(keys)
+            drawn = partial(jax.random.normal, shape=shape[1:], dtype=jnp.float32)
+            value = jax.vmap(drawn)(keys)
         variable.set_value(std * value)
 
 

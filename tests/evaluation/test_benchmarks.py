@@ -7,6 +7,7 @@ import json
 import pickle
 import sys
 from itertools import combinations, product
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -176,8 +177,11 @@ def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):
     run = dataclasses.replace(run, directory=tmp_path)
     monkeypatch.setattr(module, "read_run", lambda *arguments: run.config)
     monkeypatch.setattr(module, "load_run", lambda *arguments, **options: run)
+    # As NumPy and pathlib have them.
+    first = BenchmarkSettings(folder=Path("demo"), limit=np.int64(6))
+    run = dataclasses.replace(run, step=np.int64(7))
     result = module.evaluate(
-        tmp_path, tasks=["arc_easy"], batch=4, settings=dataclasses.replace(DEMO, limit=6),
+        tmp_path, tasks=["arc_easy"], batch=np.int64(4), settings=first,
         progress=lambda *place: places.append(place),
     )  # fmt: skip
     assert places[-1] == ("arc_easy", 6, 6) and result["arc_easy"]["examples"] == 6
@@ -273,7 +277,7 @@ def test_samples_are_an_examples_own():
         prompts, 6, (), dataclasses.replace(draws, samples=2)
     )
     assert fewer == [row[:2] for row in texts]
-    with pytest.raises(LrkvError, match="max_new_tokens = 512: use 1 to 511"):
+    with pytest.raises(LrkvError, match=r"--tokens\) = 512: use 1 to 511"):
         language_model(TOKENIZER, made).continuations(prompts, 512, (), draws)
 
 

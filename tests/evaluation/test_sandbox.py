@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from support.served import wait_until
 
+from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.sandbox import SandboxLimits, launch, run_programs
 
 MIB = 1 << 20
@@ -77,6 +78,8 @@ ENDINGS = {
 
 
 def test_only_coming_to_the_end_is_passing():
+    with pytest.raises(LrkvError, match=r"takes a list of programs: give \[program\]"):
+        run_programs("1")
     limits, mask = replace(SHORT, seconds=30), os.umask(0o077)  # a careful caller's
     try:
         outcomes = run_programs(list(ENDINGS), limits=limits)

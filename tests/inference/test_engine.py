@@ -128,6 +128,13 @@ def test_a_request_has_its_own_rules_and_is_told_what_the_model_thinks(engine, t
     assert not set(late.tokens[start : start + 6]) & set(text[0])
 
 
+def test_what_is_drawn_does_not_depend_on_jaxs_default_generator(engine):
+    how = {"sampling": Sampling(0.8), "seed": 5}
+    drawn = engine.generate(PROMPTS[:1], 12, **how)
+    with jax.default_prng_impl("rbg"):
+        assert engine_of(LRKV, **SHARED).generate(PROMPTS[:1], 12, **how) == drawn
+
+
 def test_stop_tokens_end_their_sequence_alone_whole_or_in_a_stream(engine, text):
     for stop in ((text[0][4],), tuple({tokens[5] for tokens in text})):
         cut = [min((t.index(i) for i in stop if i in t), default=len(t)) for t in text]

@@ -99,3 +99,10 @@ def test_a_weight_depends_on_key_path_layer_and_shape_alone():
     assert many.shape == (4, 2, 3) and np.array_equal(few, many[:2])
     assert weight_specs(stack_of(2))["first"] == WeightSpec.parse("embed -> mlp").stacked()
     assert len(np.unique(many)) == many.size  # each layer its own draw
+
+
+def test_weights_are_float32_and_the_same_where_jax_has_float64():
+    plain = drawn(stack_of(2)).first[...]
+    with jax.enable_x64(True):
+        wide = drawn(stack_of(2)).first[...]
+    assert plain.dtype == wide.dtype == np.float32 and np.array_equal(plain, wide)

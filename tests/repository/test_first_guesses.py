@@ -8,6 +8,7 @@ import pytest
 from flax import nnx
 
 import lrkv_jax as lj
+from lrkv_jax.models.transformer import init_parameters
 
 SHAPE = {"width": 32, "heads": 4, "head_width": 8}
 
@@ -23,6 +24,12 @@ def layer():
 def decode(length, tokens, lengths, wrapped=lambda call: call):
     x_BTD, cache = jnp.zeros((3, tokens, 32)), layer().init_cache(batch=3, length=length)
     return wrapped(layer().decode)(x_BTD, cache, jnp.asarray(lengths))
+
+
+@functools.cache
+def engine():
+    config = lj.load_config("quickstart", ["model.layers=1", "model.unroll=1"]).model
+    return lj.Engine(config, jax.jit(lambda: init_parameters(config, 0))(), batch=1, length=16)
 
 
 WRONG = {
@@ -84,6 +91,17 @@ WRONG = {
         lambda: lj.load_config("quickstart", {"train": {"step": 3}}),
         "unknown key train.step: did you mean steps?",
     ),
+    "a page table of another batch": (
+        lambda: layer().decode(jnp.zeros((2, 1, 32)), layer().init_cache(4, 16), [0, 0], [[1]]),
+        "pages [1, 1]: give integers [2, pages]",
+    ),
+    "a share for top_k": (lambda: lj.Sampling(0.8, 0.95), "top_k = 0.95: use a whole number"),
+    "no temperature": (lambda: lj.Sampling(None), "temperature = None: use a number"),
+    "a list of ids for a bias": (lambda: lj.Sampling(bias=[1]), "bias = [1]: give a mapping"),
+    "half a token": (lambda: engine().submit([1], 4.5), "max_tokens = 4.5: use a whole number"),
+    "a key of JAX": (
+        lambda: engine().submit([1], 4, rng=jax.random.key(0)), "give a RngStream"
+    ),
     "a folder for an engine": (lambda: lj.Engine("runs/x"), "an Engine of a str: give a run"),
     "a bare engine": (lambda: lj.Engine(layer().config), "needs its parameters and a length"),
 }  # fmt: skip
@@ -131,6 +149,7 @@ def test_right_guesses_about_a_run_work(finished_run):
         (lambda: run.logits(3), "the prompt is a int: give a text"),
         (lambda: run.generate("The", 3, seed="x"), "seed = 'x': use a whole number"),
         (lambda: run.apply({}, [[3, 4]]), "the parameters are another model's: blocks"),
+        (lambda: run.apply(run.params, [[50256]]), "tokens has the token id 50256"),
         (lambda: run.apply(run.params, [3, 4]), r"int32\[2\]: give token ids \[batch, positions"),
     ):
         with pytest.raises(lj.LrkvError, match=answer):

@@ -76,6 +76,8 @@ def run_programs(
     Outcomes are in the programs' order. Raises LrkvError where no sandbox works on this
     machine (`check_sandbox`).
     """
+    if isinstance(programs, str | bytes):
+        raise LrkvError("run_programs takes a list of programs: give [program]")
     check_sandbox()
     limits = limits or SandboxLimits()
     pool = ThreadPoolExecutor(usable_cores(), thread_name_prefix="sandbox")

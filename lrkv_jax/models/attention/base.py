@@ -244,6 +244,10 @@ class Attention(nnx.Module):
         lengths_B = _integers("lengths", lengths_B, (B,))
         if pages_BN is None:
             _check_room(lengths_B, T, slots_of(cache))
+        elif np.shape(pages_BN)[:1] == (B,):  # a row of pages for each sequence
+            pages_BN = _integers("pages", pages_BN, (B, np.shape(pages_BN)[-1]))
+        else:
+            raise LrkvError(f"pages {list(np.shape(pages_BN))}: give integers [{B}, pages]")
         positions_BT = lengths_B[:, None] + jnp.arange(T)
         attend = Attention._attend_from_cache if T <= MOST_QUERIES else Attention._prefill
         out_BTHK, cache = on_mesh(attend, self, x_BTD, cache, positions_BT, pages_BN)
