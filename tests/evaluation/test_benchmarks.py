@@ -178,7 +178,7 @@ def test_an_evaluation_keeps_its_result_and_every_record(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "read_run", lambda *arguments: run.config)
     monkeypatch.setattr(module, "load_run", lambda *arguments, **options: run)
     # As NumPy and pathlib have them.
-    first = BenchmarkSettings(folder=Path("demo"), limit=np.int64(6))
+    first = dataclasses.replace(DEMO, folder=Path("demo"), limit=np.int64(6))
     run = dataclasses.replace(run, step=np.int64(7))
     result = module.evaluate(
         tmp_path, tasks=["arc_easy"], batch=np.int64(4), settings=first,
