@@ -55,7 +55,8 @@ def main() -> None:
         (sys.stderr, "backslashreplace"),
     ):  # fmt: skip
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors=errors)
+            with contextlib.suppress(OSError):  # one that was read from already
+                stream.reconfigure(errors=errors)
     # XLA's alarm of asterisks, after two minutes of compiling, is an error to its log.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     # Orbax's and TFDS's log: what fails there is raised too, and reported in one line. Its level

@@ -209,7 +209,8 @@ def test_an_output_that_takes_nothing_is_an_exit_code(monkeypatch, capfd, names)
             monkeypatch.setattr(f"sys.{name}", full)
         arguments = ["plan", "quickstart"] if "stdout" in names else ["plan"]
         code, _, err = lrkv(capfd, monkeypatch, *arguments)
-    assert code == 2 and "Traceback" not in err
+    # A device that is full may have room later; a wrong command stays one.
+    assert code == (69 if "stdout" in names else 2) and "Traceback" not in err
 
 
 def test_what_an_encoding_does_not_have_is_escaped(monkeypatch, capsys):
