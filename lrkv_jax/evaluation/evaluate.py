@@ -60,6 +60,9 @@ def evaluate(
     """Evaluate a run, or the run of a directory; writes the result to `evaluation.json` in its
     directory, and each benchmark's records to `evaluations/`.
 
+    They are written as those of the run's step, whatever `run.params` holds: give parameters that
+    you changed a copy of its directory.
+
     What the file has of other tasks stays there, and in the result, if it is of this step, dtype
     and cache, without other overrides; of benchmarks, if they were asked by the same `settings`.
 
