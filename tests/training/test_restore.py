@@ -55,15 +55,19 @@ def test_auto_is_what_suits_this_machine_whatever_trained_the_run(finished_run, 
     config, history = folder / "config.yaml", folder / "history.jsonl"
     auto = '"dtype": "float32", "asked_dtype": "auto"'
     assert auto in history.read_text()
+
+    def next_run():
+        found = load_config("quickstart_midtrain", [f"init_from={folder}"])
+        return found.model.dtype, found.optimizer.muon.dtype
+
+    assert next_run() == ("auto", "auto")
     config.write_text(config.read_text().replace("dtype: float32", "dtype: bfloat16", 1))
+    assert next_run() == ("auto", "float32")  # which then was asked for
     for overrides in ([], {"model": {"kv_cache_dtype": "int8"}}):
         assert restore.load_run(folder, overrides=overrides).config.model.dtype == "float32"
     text = "model.dtype=bfloat16"
     for overrides in ([text], text, {"model.dtype": "bfloat16"}, {"model": {"dtype": "bfloat16"}}):
         assert restore.load_run(folder, overrides=overrides).config.model.dtype == "bfloat16"
-    next_run = load_config("quickstart_midtrain", [f"init_from={folder}"])
-    assert (next_run.model.dtype, next_run.optimizer.muon.dtype) == ("auto", "auto")
     history.write_text(history.read_text().replace(auto, auto.replace("auto", "bfloat16")))
     assert restore.load_run(folder).config.model.dtype == "bfloat16"
-    next_run = load_config("quickstart_midtrain", [f"init_from={folder}"])
-    assert next_run.model.dtype == "bfloat16"
+    assert next_run() == ("bfloat16", "float32")
