@@ -136,15 +136,21 @@ def test_of_the_runs_of_a_quarter_the_page_says_what_survives_on_both_splits(pag
         for run in kept
         if run["steps"] == pages.design.SIZE.steps
     }
-    first, second = (
-        [bits[name, seed] - bits["mha", seed] for name in ("shared", "lrkv_full")]
-        for seed in (0, 1)
+    shared, full, latent = (
+        [
+            f"{bits[name, seed] - bits['mha', seed]:+.3f}"
+            for seed in range(3)
+            if (name, seed) in bits
+        ]
+        for name in ("shared", "lrkv_full", "lrkv_latent")
     )
-    told = "a shared path is {:.3f} and the paper's LRKV {:.3f} below MHA in the first, ".format(
-        *(-difference for difference in first)
-    )
-    told += "{:.3f} and {:.3f} above it in the second.".format(*second)
-    assert told in " ".join(page.split())
+    told = "a shared path has {}, {} and {} in three seeds, the paper's LRKV {}, {} and {}, and "
+    told += "rotated latents {} and {} in two."
+    assert told.format(*shared, *full, *latent) in " ".join(page.split())
+    one_page = (EXPERIMENTS.parent / "docs/summary.md").read_text()
+    in_words = "{} below MHA in one seed, and {} and {} above it in two"
+    assert in_words.format(*(one[1:] for one in full)) in " ".join(one_page.split())
+    assert "LRKV is below MHA in one seed of three, and above it in two" in readme
     for found in to_mha(pages.design.HYBRIDS):
         assert len(found) == 4 and max(abs(one.difference) for one in found.values()) < 0.001
     for found in to_mha(pages.design.HYBRIDS, pages.design.HYBRIDS.steps, (0, 1)):
