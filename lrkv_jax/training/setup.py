@@ -198,7 +198,7 @@ def _check_vocabulary(config: RunConfig) -> None:
     for name in ("document_mask", "document_positions"):
         if getattr(config.train, name) and not chat.marks_its_start:
             raise LrkvError(
-                f"train.{name}: conversations are told apart by a BOS at their start, which the "
+                f"train.{name}: conversations are separated by a BOS at their start, which the "
                 f"chat of tokenizer {config.data.tokenizer} does not write, or not once: set "
                 f"train.{name}=false"
             )

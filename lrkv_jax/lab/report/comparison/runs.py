@@ -311,13 +311,13 @@ def settings(runs: Sequence[RunRecord], *, midtrained: bool = False) -> list[Set
             # An attempt that has not ended hides none that has; an ablation may name again what
             # has a name already, which comes first.
             key = run.label, run.seed
-            check_same(run, other := once.get(key, run))
+            check_not_mixed(run, other := once.get(key, run))
             once[key] = max(other, run, key=lambda one: (one.finished, _standing(one)))
         found.append(Setting(name + what, tuple(once.values())))
     return found
 
 
-def check_same(run: RunRecord, other: RunRecord) -> None:
+def check_not_mixed(run: RunRecord, other: RunRecord) -> None:
     """Raise `LrkvError` where runs of one label and seed have another variant or order of data."""
     for what in ("model.attention", "data.shuffle_seed"):
         if attrgetter(what)(run.config) != attrgetter(what)(other.config):

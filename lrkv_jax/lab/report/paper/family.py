@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from lrkv_jax.lab.report.comparison.contrasts import mean_and_sd
-from lrkv_jax.lab.report.comparison.runs import RunRecord, alike, check_same
+from lrkv_jax.lab.report.comparison.runs import RunRecord, alike, check_not_mixed
 from lrkv_jax.lab.report.paper import report_item
 from lrkv_jax.lab.report.tables import Cell, Column, Table, TableRow
 from lrkv_jax.models.accounting.counts import cache_fraction
@@ -87,7 +87,7 @@ def families(runs: Sequence[RunRecord]) -> list[TunedFamily]:
             if run.finished or run.diverged:
                 rate = run.config.optimizer.matrix_lr
                 seeds = by_label.setdefault(run.label, {}).setdefault(rate, {})
-                check_same(run, seeds.setdefault(run.seed, run))
+                check_not_mixed(run, seeds.setdefault(run.seed, run))
         if by_label:
             variants = {label: TunedVariant(by_rate) for label, by_rate in by_label.items()}
             found.append(TunedFamily(name, variants))
