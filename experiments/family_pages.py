@@ -5,7 +5,7 @@
 Runs: results/family/runs.jsonl, which `lrkv sweep ... --archive` writes, and controls.jsonl.
 Times of decoding: results/decode_cpu-family.json. Ranks and latents: each seed's value in
 results/nano/table08_rank_ablation.json. What each variant supports: the package itself. Tables go
-between the marks of the pages, JSON into results/family.
+between the marks of the pages and of results' own, JSON into results/family.
 """
 
 import argparse
@@ -49,11 +49,6 @@ from lrkv_jax.models.accounting.serving import attention_flops
 from lrkv_jax.models.attention import abstract_layer
 
 HERE = Path(__file__).parent
-# Each page's blocks of `write`'s tables.
-BLOCKS = {
-    "results.md": ("family", "family_contrasts"),
-    "choosing.md": ("choosing",),
-}
 
 
 def _pairs(*pairs: tuple[str, str]) -> dict[str, dict[str, int]]:
@@ -156,15 +151,18 @@ def write(docs: Path, results: Path) -> None:
                 item.write(item.made(runs), made)
         write_table(_contrasts(variants, runs), made, "family_contrasts")
         write_table(_choosing(variants, bench["rows"]), made, "choosing")
-        for page, names in BLOCKS.items():
-            for name in names:
-                _, _, table = (made / f"{name}.md").read_text().partition("\n")  # but its heading
-                replace_between(docs / page, name, table)
+        for name, page in {
+            "family": docs / "results.md",
+            "choosing": docs / "choosing.md",
+            "family_contrasts": results / "family/contrasts.md",
+        }.items():
+            _, _, table = (made / f"{name}.md").read_text().partition("\n")  # but its heading
+            replace_between(page, name, table)
         for path in made.glob("*.json"):
             shutil.copy(path, results / "family")
     replace_between(docs / "choosing.md", "support", _support())
     controlled = read_runs([results / "family" / "controls.jsonl"])
-    replace_between(docs / "results.md", "controls", _controls([*runs, *controlled]))
+    replace_between(results / "family/contrasts.md", "controls", _controls([*runs, *controlled]))
     ranks = json.loads((results / "nano" / "table08_rank_ablation.json").read_text())
     replace_between(results / "nano/ranks.md", "ranks", _ranks(ranks))
 

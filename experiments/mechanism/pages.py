@@ -45,9 +45,9 @@ from lrkv_jax.lab.report.tabulated import tabulated  # noqa: E402
 MEANING = {
     "mha": "MHA: keys and values of all heads are one matrix for Muon",
     "per_head": "a matrix for each head, W_h",
-    "shared": "and a shared path, W_s + W_h",
+    "shared": "a matrix for each head and a shared path, W_s + W_h",
     "factored": "a product of two factors for each head, U_h B_h",
-    "both": "both, W_s + U_h B_h: LRKV of rank K",
+    "both": "such a product and a shared path, W_s + U_h B_h: LRKV of rank K",
     "doubled": "W_h, moved twice as far in a step",
     "lrkv_full": "LRKV of rank K / 4, whole keys rotated",
     "lrkv_latent": "LRKV of rank K / 4, latents rotated",
@@ -83,6 +83,15 @@ def of_test(run: dict, kind: str | None = None) -> float:
     return design.bits_per_byte(documents if kind is None else {kind: documents[kind]})
 
 
+def of_what_cannot_be_copied(run: dict) -> float:
+    """Bits per byte of those tokens of `test` that followed not the same token before."""
+    return design.bits_per_byte({
+        kind: [(nats - copied, tokens, size - copied_size)
+               for nats, tokens, size, copied, copied_size in documents]
+        for kind, documents in run["documents"]["test"].items()
+    })  # fmt: skip
+
+
 def to_mha(values: Mapping[str, Mapping[int, float]]) -> dict[str, Contrast]:
     """Each other variant's difference to MHA."""
     found = contrasts(values, [(name, "mha") for name in values if name != "mha"])
@@ -113,12 +122,19 @@ def error_over_documents(weights: Mapping[str, float], found: list[dict]) -> flo
 def losses(part: design.Part, kept: list[dict], short: list[dict]) -> str:
     """The table of variants: loss, and its difference to MHA's.
 
-    Beside it the difference in the runs of a quarter of the steps that found the rates, at these.
+    Beside it the difference in the runs of a quarter of the steps that found the rates, at these;
+    and in what cannot be copied, where the runs have that.
     """
     values, rates = values_of(part, kept, of_test), {r["variant"]: r["rate"] for r in kept}
     early = [run for run in short if run["rate"] == rates[run["variant"]]]
     tuned = values_of(part, early, lambda run: design.bits_per_byte(run["documents"]["tune"]))
-    to_mha_in, rows = (to_mha(values), to_mha(tuned)), []
+    to_mha_in, rows = [to_mha(values), to_mha(tuned)], []
+    heads = ["variant", "a head's keys and values", "rate", "bits/byte ↓", "to MHA",
+             "to MHA in runs of a quarter"]  # fmt: skip
+    first, *_ = kept[0]["documents"]["test"].values()
+    if len(first[0]) == 5:
+        to_mha_in.append(to_mha(values_of(part, kept, of_what_cannot_be_copied)))
+        heads.append("to MHA in what cannot be copied")
     for name in part.names:
         mean, sd = mean_and_sd(values[name].values())
         attention, _, arm = name.partition("+")
@@ -126,8 +142,6 @@ def losses(part: design.Part, kept: list[dict], short: list[dict]) -> str:
         row = [f"`{name}`", meaning, f"{rates[name]:g}", f"{mean:.4f} ± {sd:.4f}"]
         there = name != "mha"
         rows.append(row + [some[name].with_interval(4) if there else "" for some in to_mha_in])
-    heads = ("variant", "a head's keys and values", "rate", "bits/byte ↓", "to MHA",
-             "to MHA in runs of a quarter")  # fmt: skip
     return tabulated(heads, rows, left=2)
 
 
@@ -144,10 +158,9 @@ def asked(part: design.Part, kept: list[dict]) -> tuple[str, dict]:
         both = replace(found, error=math.hypot(found.error, documents))
         margin = part.equal_within.get(name)
         equal = found.equal_within(margin) if margin else None
-        rows.append((
-            name, found.with_interval(4), "{:+.4f} to {:+.4f}".format(*alone.interval),
-            found.in_words, f"{margin}: p = {equal:.2g}" if margin else "",
-        ))  # fmt: skip
+        row = [name, found.with_interval(4), "{:+.4f} to {:+.4f}".format(*alone.interval)]
+        equality = [f"{margin}: p = {equal:.2g}" if margin else ""] if part.equal_within else []
+        rows.append((*row, found.in_words, *equality))
         numbers[name] = {
             "weights": weights, "difference": found.difference,
             "error_over_seeds": found.error, "error_over_documents": documents,
@@ -157,7 +170,7 @@ def asked(part: design.Part, kept: list[dict]) -> tuple[str, dict]:
             "equal_within": margin, "p_equal": equal,
         }  # fmt: skip
     heads = ("contrast", "difference, bits/byte", "its seeds alone", "verdict", "equal within")
-    return tabulated(heads, rows, left=1), numbers
+    return tabulated(heads[: len(rows[0])], rows, left=1), numbers
 
 
 def by_copying(part: design.Part, kept: list[dict], counted: dict) -> str:

@@ -130,31 +130,47 @@ def test_of_the_runs_of_a_quarter_the_page_says_what_survives_on_both_splits(pag
     full = {f"{-of['lrkv_full'].difference:.3f}" for of in (tune, test)}
     told = f"{min(below):.3f} to {max(below):.3f} below MHA, the paper's LRKV {full.pop()}"
     assert told in " ".join(page.split()) and not full
-    kept = pages.runs.kept(EXPERIMENTS / "results/mechanism/size.jsonl")
-    bits = {
-        (run["variant"], run["seed"]): pages.design.bits_per_byte(run["documents"]["test"])
-        for run in kept
-        if run["steps"] == pages.design.SIZE.steps
-    }
-    shared, full, latent = (
-        [
-            f"{bits[name, seed] - bits['mha', seed]:+.3f}"
-            for seed in range(3)
-            if (name, seed) in bits
-        ]
-        for name in ("shared", "lrkv_full", "lrkv_latent")
-    )
-    told = "a shared path has {}, {} and {} in three seeds, the paper's LRKV {}, {} and {}, and "
-    told += "rotated latents {} and {} in two."
-    assert told.format(*shared, *full, *latent) in " ".join(page.split())
-    one_page = (EXPERIMENTS.parent / "docs/summary.md").read_text()
-    in_words = "{} below MHA in one seed, and {} and {} above it in two"
-    assert in_words.format(*(one[1:] for one in full)) in " ".join(one_page.split())
-    assert "LRKV is below MHA in one seed of three, and above it in two" in readme
     for found in to_mha(pages.design.HYBRIDS):
         assert len(found) == 4 and max(abs(one.difference) for one in found.values()) < 0.001
     for found in to_mha(pages.design.HYBRIDS, pages.design.HYBRIDS.steps, (0, 1)):
         assert len(found) == 4 and max(abs(one.difference) for one in found.values()) < 0.003
+
+
+def test_of_the_larger_models_the_pages_say_what_their_seeds_can_find(pages):
+    docs, part = EXPERIMENTS.parent / "docs", pages.design.SIZE
+    results, one_page, readme = (
+        " ".join(path.read_text().split())
+        for path in (docs / "results.md", docs / "summary.md", EXPERIMENTS.parent / "README.md")
+    )
+    every = pages.runs.kept(EXPERIMENTS / "results/mechanism" / part.runs)
+    kept = [run for run in every if run["steps"] == part.steps]
+
+    def of(value):
+        return pages.values_of(part, kept, value)
+
+    bits = of(pages.of_test)
+    shared, full, latent = (
+        [f"{bits[name][seed] - bits['mha'][seed]:+.3f}" for seed in part.seeds]
+        for name in ("shared", "lrkv_full", "lrkv_latent")
+    )
+    said = "a shared path has {}, {} and {}, the paper's LRKV {}, {} and {}, rotated latents {}, {}"
+    assert f"{said} and {{}}.".format(*shared, *full, *latent) in results
+    few, many = (
+        [
+            np.ptp([*seeds.values()])
+            for seeds in of(lambda run, kind=kind: pages.of_test(run, kind)).values()
+        ]
+        for kind in ("speeches", "manuals")
+    )
+    said = f"{min(many):.2f} to {max(many):.2f} apart on manuals, and on speeches at most "
+    assert f"{said}{max(few):.3f}." in results
+    whole, new = map(pages.to_mha, (bits, of(pages.of_what_cannot_be_copied)))
+    assert new["shared"].error / whole["shared"].error == pytest.approx(0.117, abs=0.001)
+    for found in (whole, new):
+        assert {one.verdict for one in found.values()} == {"not found"}
+    assert f"(p {min(one.p for one in new.values()):.2f} and more)" in results
+    least = f"{whole['shared'].detectable:.2f}"
+    assert f"none below {least} would be" in one_page and f"none below {least} would be" in readme
 
 
 def test_a_run_is_the_same_on_another_processor(pages):

@@ -1,4 +1,4 @@
-"""The commands of docs/results.md name the runs that it publishes: each of them, and no others."""
+"""The commands of docs/results.md and its contrasts name the runs they publish, and no others."""
 
 import re
 import shlex
@@ -17,11 +17,10 @@ ROOT = Path(__file__).parents[3]
 
 
 def sweeps():
-    """(archive, points, tasks) of each `lrkv sweep` in docs/results.md that has one.
-
-    The sweeps of earlier runs have none, and the page says that they give other numbers today.
-    """
-    text = (ROOT / "docs/results.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    """(archive, points, tasks) of each `lrkv sweep` of these pages that has one."""
+    pages = ("docs/results.md", "experiments/results/family/contrasts.md")
+    text = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
+    text = text.replace("\\\n", " ")
     for line in re.findall(r"^(?:\w+=\S+ )?lrkv sweep (.*)$", text, re.MULTILINE):
         words = shlex.split(line, comments=True)
         options = {name: words[words.index(name) + 1] for name in ("--archive", "--tasks")
