@@ -130,10 +130,38 @@ def test_of_the_runs_of_a_quarter_the_page_says_what_survives_on_both_splits(pag
     full = {f"{-of['lrkv_full'].difference:.3f}" for of in (tune, test)}
     told = f"{min(below):.3f} to {max(below):.3f} below MHA, the paper's LRKV {full.pop()}"
     assert told in " ".join(page.split()) and not full
-    for found in to_mha(pages.design.HYBRIDS):
-        assert len(found) == 4 and max(abs(one.difference) for one in found.values()) < 0.001
-    for found in to_mha(pages.design.HYBRIDS, pages.design.HYBRIDS.steps, (0, 1)):
-        assert len(found) == 4 and max(abs(one.difference) for one in found.values()) < 0.003
+
+
+def test_of_the_hybrids_the_page_says_what_their_seeds_can_find(pages):
+    results = " ".join((EXPERIMENTS.parent / "docs/results.md").read_text().split())
+    part, kept = pages.design.HYBRIDS, EXPERIMENTS / "results/mechanism"
+    runs = [run for run in pages.runs.kept(kept / part.runs) if run["steps"] == part.steps]
+    values = pages.values_of(part, runs, pages.of_test)
+    over = [c for name, c in pages.combined(values, part.contrasts).items() if "- MHA" in name]
+    assert len(over) == 4 and {one.verdict for one in over} == {"not found"}
+    low, high = (f"{pick(one.difference for one in over):.4f}" for pick in (min, max))
+    least = f"{min(one.detectable for one in over):.2g}"
+    assert f"they are {low} to {high} above it, and {least} would be found" in results
+    (asked,) = part.equal_within
+    equal = json.loads((kept / "contrasts.json").read_text())["hybrids"]["contrasts"][asked]
+    assert f"equal within 0.003 (p = {equal['p_equal']:.2g})" in results
+    mha, none, mla = (
+        json.loads((kept / "hybrids_costs.json").read_text())["variants"][name]
+        for name in ("mha", "lrkv_none", "mla_full")
+    )
+    said = "{:.0%} of MHA's bytes at 131,072 tokens and decodes {:.1f} × as fast; MLA has {:.0%}, "
+    said += "at {:.1f} ×."
+    costs = [
+        share
+        for one in (none, mla)
+        for share in (
+            one["bytes"]["131072"] / mha["bytes"]["131072"],
+            mha["ms"][1] / one["ms"][1],
+        )
+    ]
+    assert said.format(*costs).replace("%", " %") in results
+    choosing = (EXPERIMENTS.parent / "docs/choosing.md").read_text()
+    assert f"`rope: none`: {costs[0]:.0%}".replace("%", " %") in choosing
 
 
 def test_of_the_larger_models_the_pages_say_what_their_seeds_can_find(pages):
