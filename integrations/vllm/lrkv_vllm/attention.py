@@ -36,8 +36,12 @@ def rms_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 @lru_cache(2)  # all layers have one table for keys and one for latents
 def angles(frequencies: tuple[float, ...], length: int) -> torch.Tensor:
-    """[cos, sin] of each position's angles, [length, 2J], rounded to float32 once."""
-    turns = torch.outer(torch.arange(length).double(), torch.tensor(frequencies).double())
+    """[cos, sin] of each position's angles, [length, 2J], rounded to float32 once.
+
+    vLLM makes a model under its dtype, in which a bare `torch.tensor` would round frequencies.
+    """
+    of_pairs = torch.tensor(frequencies, dtype=torch.float64)
+    turns = torch.outer(torch.arange(length, dtype=torch.float64), of_pairs)
     return torch.cat([turns.cos(), turns.sin()], -1).float()
 
 

@@ -138,8 +138,8 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
     tile = MLA_TILE if layer.mla else TILE
     Z = max(1, min(PROGRAMS * processors // (B * G), batch.longest // (2 * tile)))
     norms = cache.view(torch.float32)
-    out = torch.empty(B, H, Z, C + V, device=cache.device)
-    lse = torch.empty(B, H, Z, device=cache.device)
+    out = torch.empty(B, H, Z, C + V, device=cache.device, dtype=torch.float32)
+    lse = torch.empty(B, H, Z, device=cache.device, dtype=torch.float32)
     _decode[B, G, Z](
         cache, norms, batch.table, batch.lengths, rotated, *(in_latents or [None]), mix,
         layer.turns, out, lse,
