@@ -101,6 +101,9 @@ def test_heldout_batches_hold_every_record_once_in_order(small):
     assert (rows[len(records) :] == bos).all() and len(rows) - len(records) < 7
     rows = np.concatenate(list(heldout_batches(small, CONTEXT, 7, filled=False)))
     np.testing.assert_array_equal(rows, decoded)
+    few = list(heldout_batches(small, CONTEXT, 3, some=2))
+    middle = 3 * (-(-len(records) // 3) // 2)
+    np.testing.assert_array_equal(few, [decoded[:3], decoded[middle : middle + 3]])
 
 
 def test_a_damaged_record_is_named(small, tmp_path):

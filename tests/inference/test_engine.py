@@ -301,6 +301,10 @@ RULES = [
     (Sampling(1.0, top_p=0.7), [1, 3, 4], 1.0),
     (Sampling(1.0, top_p=1e-300), [1], 1.0),  # 0 in float32
     (Sampling(2.0, top_k=4, top_p=0.5), [1, 3], 0.5),
+    # The temperature comes before what is cut: of P_V ** 0.5 more tokens make 0.6, or are near.
+    (Sampling(2.0, top_p=0.6), [1, 3, 4], 0.5),
+    (Sampling(2.0, min_p=0.6), [1, 3, 4], 0.5),
+    (Sampling(0.5, top_p=0.55), [1], 2.0),
     (Sampling(1.0, min_p=0.4), [1, 3, 4], 1.0),  # of 0.4
     (Sampling(1.0, top_k=5, min_p=0.3), [1, 3, 4], 1.0),
     # Below 1e-37 a temperature counted as 0, and others were drawn.

@@ -104,3 +104,16 @@ def test_a_text_draws_from_its_stream_whatever_row_it_is_in(engine):
     alone = engine.submit(PROMPTS[0], 8, sampling=Sampling(1.0), rng=RngStream(4, 1))
     engine.finish([alone])
     assert alone.output_ids == other
+
+
+def test_each_token_of_a_text_is_drawn_by_its_own_place(engine):
+    """Token n is drawn from the stream and n alone, so that a text can be taken up anywhere."""
+    how, rng = Sampling(50.0), RngStream(4, 1)
+    text = engine.submit(PROMPTS[0], 24, sampling=how, rng=rng)
+    engine.finish([text])
+    assert len(set(text.output_ids)) > 12
+    later = [
+        engine.submit(PROMPTS[0] + text.output_ids[:n], 1, sampling=how, rng=rng) for n in (1, 9)
+    ]
+    engine.finish(later)
+    assert [one.output_ids for one in later] == [[text.output_ids[n]] for n in (1, 9)]

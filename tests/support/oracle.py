@@ -4,6 +4,8 @@ Written for the eye, not from the code under test: weights come in by name, x [T
 sequence, and the result is each head's output [T, H, K] before the output projection.
 """
 
+from functools import partial
+
 import jax
 import numpy as np
 
@@ -54,7 +56,7 @@ def attention(config, weights, x_TD, positions_T, segments_T=None):
     """Heads' outputs [T, H, K] of one sequence."""
     w = {name: np.asarray(value, np.float64) for name, value in weights.items()}
     x_TD = np.asarray(x_TD, np.float64)
-    norm = normed if config.qk_norm else lambda x: x
+    norm = partial(normed, eps=config.norm_eps) if config.qk_norm else lambda x: x
     outputs = []
     for h in range(config.heads):
         logits_TS, v_SK = head(config, w, h, x_TD, np.asarray(positions_T), norm)
@@ -103,8 +105,11 @@ def bias(w, name, h):
 
 def mla_head(config, w, h, x_TD, turn, norm):
     K, P = config.head_width, config.attention.qk_rope_head_dim
+
     # The latents' norm is there without QK-norm too.
-    latent = normed if config.attention.latent_norm else lambda y: y
+    def latent(y):
+        return normed(y, config.norm_eps) if config.attention.latent_norm else y
+
     q_TK, latent_SC = x_TD @ w["query"][:, h] + bias(w, "query", h), latent(x_TD @ w["down"])
     h = h // (config.heads // w["up_key"].shape[1])  # heads of a group have one key and value
     k_SK, v_SK = latent_SC @ w["up_key"][:, h] + bias(w, "key", h), latent_SC @ w["up_value"][:, h]
@@ -138,7 +143,7 @@ def lrkv_head(config, w, h, x_TD, turn, q_TK):
             q_TR, r_SR = turn(q_TR), turn(r_SR)
         logits_TS = rotated_TK @ turn(shared_SK).T + q_TR @ r_SR.T
     if config.qk_norm:  # by the whole unrotated key
-        logits_TS = logits_TS / np.sqrt((k_SK**2).mean(axis=-1) + EPS)
+        logits_TS = logits_TS / np.sqrt((k_SK**2).mean(axis=-1) + config.norm_eps)
     return logits_TS / np.sqrt(K), v_SK
 
 
@@ -146,7 +151,10 @@ def deepseek_head(config, w, h, x_TD, turn, q_TK):
     """The joint norm, by DeepSeek-V2's equations: absorbed factors of one latent c, C wide."""
     (G, _, R_k), (_, R_v, K) = w["key_down"].shape, w["value_up"].shape
     parts = [*w["key_down"], *w["value_down"], w["value"]]
-    c_SC, g = normed(x_TD @ np.concatenate(parts, axis=1)), h // (config.heads // G)
+    c_SC, g = (
+        normed(x_TD @ np.concatenate(parts, axis=1), config.norm_eps),
+        h // (config.heads // G),
+    )
     up_key_CK, up_value_CK = np.zeros((2, c_SC.shape[1], K))
     up_key_CK[g * R_k : (g + 1) * R_k] = w["key_up"][g]
     up_value_CK[G * R_k + g * R_v : G * R_k + (g + 1) * R_v] = w["value_up"][g]

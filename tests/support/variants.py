@@ -80,6 +80,7 @@ PRETRAINED = {
     "norm_gain": True,
     "qk_gain": True,
     "qkv_bias": True,
+    "norm_eps": 0.1,
 }
 
 

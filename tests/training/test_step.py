@@ -177,11 +177,13 @@ def test_the_loss_is_the_divergence_from_the_teacher_and_only_keys_and_values_le
 @pytest.mark.slow
 def test_a_taught_step_of_two_microbatches_is_the_same_on_a_mesh(case):
     config, model, params, teacher, tokens_BU = case
+    _, whole = one_step(taught(config, model), params, teacher, tokens_BU)
     config = taught(config, model, grad_accum_steps=2)
     (alone, _), metrics = one_step(config, params, teacher, tokens_BU)
     sizes = MESHES["1x2x2x2"]
     (meshed, _), others = one_step(config, params, teacher, tokens_BU, **sizes)
     for name in ("loss", "grad_norm", "bpb"):
         assert others[name] == pytest.approx(metrics[name], rel=2e-5), name
+        assert metrics[name] == pytest.approx(whole[name], rel=2e-5), name
     # Muon turns a gradient's rounding into a direction: what is small there moves little.
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3), meshed, alone)

@@ -27,6 +27,7 @@ from support.variants import (
 
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.models.accounting.counts import cache_allocated_bytes_per_token
+from lrkv_jax.models.attention import cache as attention_cache
 from lrkv_jax.models.attention.cache import write
 
 EXACT = 1e-5  # float32, relative to the logits' scale
@@ -67,6 +68,14 @@ def model_of(name, dtype="float32", layers=1):
     """A model of one layer: what joins layers is tests/repository/test_model.py's."""
     name, changes = CHANGED.get(name, (name, {}))
     return random_model(small(ALL[name], dtype=dtype, layers=layers, **changes))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def tiles_of_five_slots():
+    """Prefill reads 16 slots in four tiles, the last of which reaches back: not all in one."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(attention_cache, "PREFILL_TILE", 5)
+        yield
 
 
 @functools.cache
