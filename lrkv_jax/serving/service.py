@@ -223,9 +223,15 @@ class Service:
         ]  # fmt: skip
         return made, seed
 
+    @property
+    def _of_an_address(self):
+        """Texts and tokens that one may have open: always one text of a whole context."""
+        limits = self.limits
+        return max(1, int(SHARE * limits.completions)), max(self.context, SHARE * limits.tokens)
+
     def _check_number(self, param, texts):
         """Refuse what will never have room, however few others are open."""
-        most = self.limits.completions
+        most, _ = self._of_an_address
         if texts > most:
             text = f"{texts} texts are more than the {most} that may be open: ask for fewer"
             raise APIError(400, text, param=param)
@@ -296,16 +302,14 @@ class Service:
     def _check_room(self, address, count, tokens):
         """Refuse what would be too much of all, or of this address while others have room."""
         of_address = self._queue.completions[address], self._queue.tokens[address]
+        of_all = self.limits.completions, self.limits.tokens
         whose = (
-            (self.open, self.open_tokens, 1.0, "are open"),
-            (*of_address, SHARE, "of yours are open"),
+            (self.open, self.open_tokens, *of_all, "are open"),
+            (*of_address, *self._of_an_address, "of yours are open"),
         )
-        for opened, open_tokens, share, what in whose:
-            # Its share alone never refuses an address that has nothing open.
-            if share < 1 and not opened:
-                continue
-            full = opened + count > share * self.limits.completions
-            if full or open_tokens + tokens > share * self.limits.tokens:
+        for opened, open_tokens, most, most_tokens, what in whose:
+            full = opened + count > most
+            if full or open_tokens + tokens > most_tokens:
                 number = f"{opened} texts" if full else f"{open_tokens} tokens"
                 self.metrics.refused.inc()
                 raise overloaded(f"too many requests, {number} {what}")

@@ -228,6 +228,16 @@ def test_one_address_shuts_no_other_out(service, monkeypatch):
             assert full.open >= 32
         for one in many:
             one.close()
+        wait_until(lambda: not full.open)
+        # Nor does one request that is the address's first: 48 texts of 64 and no more.
+        every = {"prompt": ["We"] * 3, "max_tokens": 30, "n": 16, "ignore_eos": True}
+        status, answer, _ = post(port, "/v1/completions", {**every, "prompt": ["We"] * 4})
+        assert status == 400 and "64 texts are more than the 48" in answer["error"]["message"]
+        with raw(port, asks(every)):
+            wait_until(lambda: full.open == 48)
+            assert post(port, "/v1/completions", short, **elsewhere)[0] == 429
+            with raw(port, asks(short), source="127.0.0.2") as other:
+                assert other.recv(100).startswith(b"HTTP/1.1 200")
 
 
 def test_bodies_and_long_texts_of_one_address_delay_no_other(service, monkeypatch):
