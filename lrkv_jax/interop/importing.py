@@ -13,8 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from lrkv_jax import files
-from lrkv_jax.config import ModelConfig, RunConfig, dump_config
-from lrkv_jax.config.load import RUN_TOKENIZER, config_from
+from lrkv_jax.config import ModelConfig, RunConfig, dump_config, frozen
+from lrkv_jax.config.load import RUN_TOKENIZER, config_from, parse_overrides
 from lrkv_jax.data.hub import download
 from lrkv_jax.data.tokenizer import EMBEDDED, Tokenizer, foreign_tokenizer
 from lrkv_jax.distributed.mesh import make_mesh
@@ -127,8 +127,10 @@ def _config(
     architecture_of(config_json)  # before its numbers, which other classes name otherwise
     longest = whole_number(config_json, "max_position_embeddings")
     train = {"seq_len": min(longest, LONGEST), "global_batch_size": 8, "steps": 1000}
-    given = [o.partition("=")[2] for o in overrides if o.startswith("train.seq_len=")]
-    context = int(given[-1]) if given and given[-1].isdecimal() else train["seq_len"]
+    given = [value for key, value in parse_overrides(overrides) if key == "train.seq_len"]
+    context = frozen.whole_number(given[-1]) if given else train["seq_len"]
+    if not isinstance(context, int):  # the configuration refuses it by name
+        context = train["seq_len"]
     one, model, entry = of_config(config_json, context)
     raw = {
         "name": directory.name.lstrip(".")[:60] or "imported",

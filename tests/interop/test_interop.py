@@ -117,7 +117,8 @@ def test_a_head_beside_the_table_that_it_is_tied_to_is_the_same_or_refused(tmp_p
 
 
 def test_a_window_that_the_context_hides_is_told(tmp_path):
-    for context, told in ((5, ["its window of 5 is no shorter than the context"]), (16, [])):
+    hidden = ["its window of 5 is no shorter than the context"]
+    for context, told in (("5", hidden), ("5e0", hidden), ("16", []), ("1_6", []), ("0x10", [])):
         folder, lines = hf_folder(tmp_path / f"hf{context}", "mistral-window"), []
         made = import_model(
             str(folder), tmp_path / f"run{context}", [f"train.seq_len={context}"], say=lines.append
