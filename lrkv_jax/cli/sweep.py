@@ -84,8 +84,8 @@ def sweep(
         )  # fmt: skip
     failed = [one for one in display.outcomes.values() if one.error]
     display.print_results()
-    if failed:
-        raise LrkvError(f"{len(failed)} of {len(points)} runs failed: see {logs}")
     if not ended:
         print("stopped: the same command resumes", file=sys.stderr)
         sys.exit(EXIT_START_AGAIN)
+    if failed:
+        raise LrkvError(f"{len(failed)} of {len(points)} runs failed: see {logs}")

@@ -201,9 +201,6 @@ def _check_saved(
             progress.info(f"stopped at step {step}, saved: the same command resumes from there")
         return
     lost = f"step {step} could not be saved: the same command resumes from step {saved}"
-    if stopped:
-        progress.info(lost)
-        return
     with setup.processes.together():  # all have failed: process 0 reports it
         text = f"{lost}, once {setup.directory} has space and can be written"
         raise LrkvError(text, EXIT_UNAVAILABLE)

@@ -86,6 +86,20 @@ def test_a_full_disk_loses_no_step_and_the_next_interval_tries_again(mounts, pag
 
 
 @pytest.mark.faults
+def test_a_stop_whose_save_fails_does_not_end_as_one_that_is_saved(mounts, pages, tmp_path):
+    """A supervisor that starts what ended with 75 again would do so for ever."""
+    ended = script(
+        pages, tmp_path,
+        'head -c 49M /dev/zero > "$DISK/ballast"',
+        'until_ grep -q "1 failed so far" "$LOG"; pkill -TERM -P $$ python',
+        'rm "$DISK/ballast"',
+    )  # fmt: skip
+    assert "code 69" in ended.stdout, ended.stdout + ended.stderr
+    last = ended.stderr.strip().splitlines()[-1]
+    assert "could not be saved: the same command resumes from step" in last
+
+
+@pytest.mark.faults
 def test_a_disk_that_stays_full_keeps_the_last_sound_step_and_says_where_it_goes_on(
     mounts, pages, tmp_path
 ):

@@ -130,8 +130,9 @@ def test_a_task_or_archive_that_cannot_be_is_refused_before_anything_is_trained(
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stopped_sweep_lets_its_run_save_and_goes_on_later(tmp_path, stand_in, number):
-    points = points_of(tmp_path, "attention=mla,mha")
-    arguments = [NANO, "attention=mla,mha", "train.steps=5", "--out", str(tmp_path)]
+    """Also where a run before it has failed."""
+    points = points_of(tmp_path, "attention=mqa,mla,mha")
+    arguments = [NANO, "attention=mqa,mla,mha", "train.steps=5", "--out", str(tmp_path)]
     code = (
         "import sys; from lrkv_jax import cli; from lrkv_jax.lab.sweep import work; "
         f"work.LRKV = {STAND_IN!r}; "
@@ -144,8 +145,9 @@ def test_a_stopped_sweep_lets_its_run_save_and_goes_on_later(tmp_path, stand_in,
     _, said = swept.communicate(timeout=60)
     assert swept.returncode == 75 and (mla / "stopped").exists(), said
     ended, outcomes = run(points, tmp_path)
-    assert ended and all(outcome.state.name == "done" for outcome in outcomes.values())
-    assert starts(points) == [2, 1]
+    assert ended and outcomes.pop("mqa").error and len(outcomes) == 2
+    assert all(outcome.state.name == "done" for outcome in outcomes.values())
+    assert starts(points) == [2, 2, 1]
 
 
 def test_a_run_that_was_stopped_alone_is_not_done_and_the_others_are(tmp_path, stand_in):
