@@ -40,7 +40,10 @@ def test_the_guide_lists_every_variable_that_is_read_and_the_launchers_set_no_ot
 def slurm(tmp_path, code, *arguments, script=SBATCH, **more):
     """Run a batch script with an `srun` that ends with `code`; (its code, what was called)."""
     calls = tmp_path / "calls"
-    for name, does in (("srun", f"env | grep ^LRKV_ >> {calls}\nexit {code}"), ("scontrol", "")):
+    for name, does in (
+        ("srun", f"env | grep -e ^LRKV_ -e ^SRUN_ >> {calls}\nexit {code}"),
+        ("scontrol", ""),
+    ):
         stub = tmp_path / name
         stub.write_text(f'#!/bin/sh\necho "{name} $*" >> {calls}\n{does}\n')
         stub.chmod(0o755)
@@ -111,7 +114,9 @@ def test_a_start_that_saves_is_not_counted(tmp_path):
 
 def test_a_task_of_an_array_is_one_run_of_the_sweep(tmp_path):
     arguments = ("nano", "seed=0,1", "train.sample_prompts=[a b]")
-    code, calls = slurm(tmp_path, EXIT_START_AGAIN, *arguments, script=ARRAY)
+    cores = {"SLURM_CPUS_PER_TASK": "96"}  # srun takes no --cpus-per-task from sbatch
+    code, calls = slurm(tmp_path, EXIT_START_AGAIN, *arguments, script=ARRAY, **cores)
+    assert "SRUN_CPUS_PER_TASK=96" in calls
     assert code == EXIT_START_AGAIN and calls[-1] == "scontrol requeue 40_2"
     assert calls[0] == "srun lrkv sweep nano seed=0,1 train.sample_prompts=[a b] --only 2"
 
