@@ -37,6 +37,10 @@ def test_a_part_says_its_runs_and_asks_of_means_that_it_has(pages):
         if part is pages.design.FACTORIAL:
             page = (EXPERIMENTS.parent / "docs/results.md").read_text()
             assert f"{min(sizes):.1f} to {max(sizes):.1f}M parameters" in page
+        if part.averaged:  # all checkpoints of the last tenth are there to be averaged
+            saved = [*range(0, part.steps, config.train.save_every), part.steps]
+            tenth = [step for step in saved if step > 0.9 * part.steps]
+            assert len(tenth) == config.train.max_checkpoints
         assert part.equal_within.keys() <= part.contrasts.keys()
         for weights in part.contrasts.values():
             assert sum(weights.values()) == 0 and weights.keys() <= set(part.names)
