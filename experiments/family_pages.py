@@ -5,7 +5,7 @@
 Runs: results/family/runs.jsonl, which `lrkv sweep ... --archive` writes, and controls.jsonl.
 Times of decoding: results/decode_cpu-family.json. Ranks and latents: each seed's value in
 results/nano/table08_rank_ablation.json. What each variant supports: the package itself. Tables go
-between the marks of the pages and of results' own, JSON into results/family.
+between the marks of pages there and in results, JSON into results/family.
 """
 
 import argparse

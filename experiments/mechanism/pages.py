@@ -84,7 +84,7 @@ def of_test(run: dict, kind: str | None = None) -> float:
 
 
 def of_what_cannot_be_copied(run: dict) -> float:
-    """Bits per byte of those tokens of `test` that followed not the same token before."""
+    """Bits per byte of those tokens of `test` that did not follow the same token before."""
     return design.bits_per_byte({
         kind: [(nats - copied, tokens, size - copied_size)
                for nats, tokens, size, copied, copied_size in documents]

@@ -14,6 +14,8 @@ from lrkv_jax.training.metrics import read_metrics
 LIMIT = 100
 # A file system of its own, that only this process and its children see.
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
+# The ballast leaves room for the log and for no checkpoint.
+FULL = 'head -c 49M /dev/zero > "$DISK/ballast"'
 
 
 @pytest.fixture(scope="module")
@@ -69,10 +71,9 @@ def steps(run: Path) -> list[int]:
 
 @pytest.mark.slow
 def test_a_full_disk_loses_no_step_and_the_next_interval_tries_again(mounts, pages, tmp_path):
-    # The ballast leaves room for the log and for no checkpoint.
     ended = script(
         pages, tmp_path,
-        'head -c 49M /dev/zero > "$DISK/ballast"',
+        FULL,
         'until_ grep -q "2 failed so far" "$LOG"; rm "$DISK/ballast"',
     )  # fmt: skip
     text = ended.stdout
@@ -90,7 +91,7 @@ def test_a_stop_whose_save_fails_does_not_end_as_one_that_is_saved(mounts, pages
     """A supervisor that starts what ended with 75 again would do so for ever."""
     ended = script(
         pages, tmp_path,
-        'head -c 49M /dev/zero > "$DISK/ballast"',
+        FULL,
         'until_ grep -q "1 failed so far" "$LOG"; pkill -TERM -P $$ python',
         'rm "$DISK/ballast"',
     )  # fmt: skip

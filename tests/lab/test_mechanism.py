@@ -134,6 +134,11 @@ def test_of_the_runs_of_a_quarter_the_page_says_what_survives_on_both_splits(pag
     full = {f"{-of['lrkv_full'].difference:.3f}" for of in (tune, test)}
     told = f"{min(below):.3f} to {max(below):.3f} below MHA, the paper's LRKV {full.pop()}"
     assert told in " ".join(page.split()) and not full
+    for found in to_mha(pages.design.HYBRIDS):
+        assert len(found) == 4 and max(abs(one.difference) for one in found.values()) < 0.001
+    for found in to_mha(pages.design.HYBRIDS, pages.design.HYBRIDS.steps, (0, 1)):
+        assert len(found) == 4 and max(abs(one.difference) for one in found.values()) < 0.003
+    assert "no head start either: quarters are within 0.001." in " ".join(page.split())
 
 
 def test_of_the_hybrids_the_page_says_what_their_seeds_can_find(pages):

@@ -12,8 +12,6 @@ import numpy as np
 from lrkv_jax.models.attention import LRKV, MLA
 from lrkv_jax.models.rope import frequencies, logit_factor
 
-EPS = 1e-6
-
 
 def rope(x_TW, positions_T, base=10_000.0, scaling=None):
     """Halves paired as complex numbers, pair j turned by p · base^(−2j/W).
@@ -34,7 +32,7 @@ def rope(x_TW, positions_T, base=10_000.0, scaling=None):
     return out
 
 
-def normed(x_TW, eps=EPS):
+def normed(x_TW, eps):
     x_TW = np.asarray(x_TW, np.float64)
     return x_TW / np.sqrt((x_TW**2).mean(axis=-1, keepdims=True) + eps)
 
@@ -151,10 +149,8 @@ def deepseek_head(config, w, h, x_TD, turn, q_TK):
     """The joint norm, by DeepSeek-V2's equations: absorbed factors of one latent c, C wide."""
     (G, _, R_k), (_, R_v, K) = w["key_down"].shape, w["value_up"].shape
     parts = [*w["key_down"], *w["value_down"], w["value"]]
-    c_SC, g = (
-        normed(x_TD @ np.concatenate(parts, axis=1), config.norm_eps),
-        h // (config.heads // G),
-    )
+    c_SC = normed(x_TD @ np.concatenate(parts, axis=1), config.norm_eps)
+    g = h // (config.heads // G)
     up_key_CK, up_value_CK = np.zeros((2, c_SC.shape[1], K))
     up_key_CK[g * R_k : (g + 1) * R_k] = w["key_up"][g]
     up_value_CK[G * R_k + g * R_v : G * R_k + (g + 1) * R_v] = w["value_up"][g]

@@ -3,12 +3,12 @@
 Decoding is by PyTorch and by the Triton kernel, which Triton's interpreter runs here.
 """
 
-from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.utils.torch_utils import set_default_torch_dtype
 
 from lrkv_vllm import attention, decode_kernel, weights
 from lrkv_vllm.cache import Batch
@@ -35,15 +35,6 @@ def frequencies(width):
     return [BASE ** (-2 * j / width) for j in range(width // 2)]
 
 
-@contextmanager
-def made_in(dtype):
-    """As vLLM makes a model: a number without a dtype has the model's."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    yield
-    torch.set_default_dtype(before)
-
-
 def layer_of(settings, monkeypatch, dtype=torch.float32, length=256):
     settings = dict(
         hidden_size=D, num_attention_heads=H, num_key_value_heads=H, head_dim=K, qk_norm=True,
@@ -58,7 +49,7 @@ def layer_of(settings, monkeypatch, dtype=torch.float32, length=256):
         compilation_config=SimpleNamespace(static_forward_context={}),
     )
     attention.angles.cache_clear()
-    with made_in(dtype):
+    with set_default_torch_dtype(dtype):  # as vLLM makes a model
         layer, drawn = attention.FactoredAttention(config, vllm_config, "layer"), torch.Generator()
     for name, parameter in sorted(layer.named_parameters()):
         scale = parameter.shape[0] ** -0.5 if parameter.dim() > 1 else 0.3
