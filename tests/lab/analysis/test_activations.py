@@ -1,5 +1,7 @@
 """Weighted statistics are means over the tokens that weighted them; logits are the model's own."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,9 +46,10 @@ def test_logits_similarity_equals_the_equations(name, window):
     x_BTD = np.random.default_rng(9).standard_normal((2, T, WIDTH))
     segments_BT = np.array([[0] * T, [0] * 5 + [1] * 7])
     grams_HH = np.zeros((config.heads, config.heads))
+    norm = partial(oracle.normed, eps=config.norm_eps)
     for x_TD, segments_T in zip(x_BTD, segments_BT, strict=True):
         logits_HTS = [
-            oracle.head(config, weights, h, x_TD, np.arange(T), oracle.normed)[0]
+            oracle.head(config, weights, h, x_TD, np.arange(T), norm)[0]
             for h in range(config.heads)
         ]
         for t, segment in enumerate(segments_T):
