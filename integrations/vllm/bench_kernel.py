@@ -12,6 +12,7 @@ import argparse
 import json
 import logging
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -47,6 +48,13 @@ def stand_in_for_vllm():
         made.__dict__.update(names)
         return made
 
+    @contextmanager
+    def set_default_torch_dtype(dtype):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        yield
+        torch.set_default_dtype(before)
+
     distributed = module(
         "vllm.distributed", tensor_model_parallel_all_reduce=None,
         get_tensor_model_parallel_world_size=lambda: 1,
@@ -55,6 +63,8 @@ def stand_in_for_vllm():
     backend = module("vllm.v1.attention.backend", **{name: type(name, (), {}) for name in bases})
     module("vllm", distributed=distributed)
     module("vllm.logger", init_logger=logging.getLogger)
+    module("vllm.utils")
+    module("vllm.utils.torch_utils", set_default_torch_dtype=set_default_torch_dtype)
     module("vllm.forward_context", get_forward_context=None)
     module(
         "vllm.model_executor.layers.attention_layer_base",

@@ -26,7 +26,7 @@ BUDGET = {
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 21_723, 3_793, 805
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 21_723, 3_793, 807
 
 
 def lines_of(path):

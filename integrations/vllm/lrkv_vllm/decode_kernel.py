@@ -47,15 +47,15 @@ def _through_mix(
     return logits
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["Z"])  # Z grows with a request: one program is for all of it
 def _decode(
     cache, norms, table, lengths, rotated, in_latents, mix, turns, out, lse,
-    scale, page_stride, norm_stride, table_stride, slots, width, norm_width, run,
+    scale, page_stride, norm_stride, table_stride, slots, width, norm_width, run, Z,
     H: tl.constexpr, E: tl.constexpr, HB: tl.constexpr, K: tl.constexpr,
     K_: tl.constexpr, KEY: tl.constexpr, COMMON: tl.constexpr, C: tl.constexpr,
     C_: tl.constexpr, LATENTS: tl.constexpr, R: tl.constexpr, R_: tl.constexpr,
     VALUES: tl.constexpr, V: tl.constexpr, V_: tl.constexpr, NORMS: tl.constexpr,
-    FULL: tl.constexpr, IN_KEYS: tl.constexpr, TILE: tl.constexpr, Z: tl.constexpr,
+    FULL: tl.constexpr, IN_KEYS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     """KEY, COMMON, LATENTS, VALUES and NORMS are where parts of a row begin, −1 for none; NORMS in
     float32s. IN_KEYS are the columns of the common part that make keys: C, or 0 for LRKV."""
@@ -144,12 +144,13 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
         cache, norms, batch.table, batch.lengths, rotated, *(in_latents or [None]), mix,
         layer.turns, out, lse,
         layer.config.logit_scale, cache.stride(0), norms.stride(0), batch.table.stride(0),
-        cache.shape[1], cache.stride(1), norms.stride(1), -(-batch.longest // (Z * tile)) * tile,
+        cache.shape[1], cache.stride(1), norms.stride(1),
+        -(-batch.longest // (Z * tile)) * tile, Z,
         H=H, E=H // G, HB=pow2(H // G), K=K, K_=pow2(K), KEY=at.get("key", -1),
         COMMON=at["common"], C=C, C_=pow2(C), LATENTS=at["latents"], R=R, R_=pow2(R),
         VALUES=at["value_latents"], V=V, V_=pow2(V),
         NORMS=at["norms"] * cache.dtype.itemsize // 4 if "norms" in at else -1,
-        FULL=layer.full, IN_KEYS=layer.common, TILE=tile, Z=Z, num_stages=STAGES,
+        FULL=layer.full, IN_KEYS=layer.common, TILE=tile, num_stages=STAGES,
     )  # fmt: skip
     shares = (lse - lse.logsumexp(-1, keepdim=True)).exp()
     means = (out * shares[..., None]).sum(2).to(cache.dtype)
@@ -159,14 +160,15 @@ def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 def checked(layer):
     """`decode` if its output for drawn tokens is that of PyTorch; else None, with one warning."""
-    like, longest = layer.input, min(200, len(layer.turns))
-    x = torch.randn(256, len(like), generator=torch.Generator().manual_seed(0)).to(like)
-    queries, rows = layer.queries_and_rows(x, torch.arange(256, device=x.device) % longest)
-    tokens, table = torch.tensor([[5], [9]]), torch.tensor([[3, 1, 0, 2], [2, 3, 1, 0]])
+    like, longest = layer.input, min(500, len(layer.turns))  # 500 slots are read in several runs
+    x = torch.randn(512, len(like), generator=torch.Generator().manual_seed(0)).to(like)
+    queries, rows = layer.queries_and_rows(x, torch.arange(512, device=x.device) % longest)
+    tokens = torch.tensor([[5], [9]])
+    table = torch.tensor([[3, 1, 6, 0, 7, 2, 5, 4], [2, 3, 5, 1, 0, 4, 7, 6]])
     numbers = tokens, table, torch.tensor([longest, longest // 3])
     batch = Batch(*(each.to(x.device) for each in numbers), longest)
     try:
-        arguments = queries, rows.unflatten(0, (4, 64)), batch
+        arguments = queries, rows.unflatten(0, (8, 64)), batch
         ours, right = decode(layer, *arguments), layer.attend(*arguments)
         error = ((ours - right).abs().max() / right.abs().max()).item()
         wrong = "" if error < 16 * torch.finfo(x.dtype).eps else f"it is off by {error:.1e}"

@@ -20,7 +20,9 @@ POINTERS = {
     "in_latents": "*bf16", "mix": "*bf16", "turns": "*fp32", "out": "*fp32", "lse": "*fp32",
     "scale": "fp32",
 }  # fmt: skip
-INTEGERS = ("page_stride", "norm_stride", "table_stride", "slots", "width", "norm_width", "run")
+INTEGERS = (
+    "page_stride", "norm_stride", "table_stride", "slots", "width", "norm_width", "run", "Z",
+)  # fmt: skip
 # The paper's 128M and 6.3B, and a model that `lrkv convert` gives.
 SHAPES = {
     "full, 6 heads of 128, rank 46": dict(H=6, G=6, K=128, C=128, R=48, V=48, FULL=True),
@@ -38,10 +40,14 @@ def compiled(shape, architecture):
     constants = dict(
         E=E, HB=pow2(E), K_=pow2(shape["K"]), C_=pow2(shape["C"]), R_=pow2(shape["R"]),
         V_=pow2(shape["V"]), KEY=512, COMMON=0, LATENTS=128, VALUES=256, NORMS=384, IN_KEYS=0,
-        TILE=TILE, Z=8,
+        TILE=TILE,
     ) | shape  # fmt: skip
     signature = POINTERS | dict.fromkeys(INTEGERS, "i32")
     signature |= dict.fromkeys(constants, "constexpr")
+    # A launch makes the program that is made here, and no other as a request grows.
+    fixed = {each.name: each.is_constexpr for each in _decode.params}
+    assert fixed == {name: kind == "constexpr" for name, kind in signature.items()}
+    assert [each.name for each in _decode.params if each.do_not_specialize] == ["Z"]
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, name in enumerate(_decode.arg_names)

@@ -68,9 +68,16 @@ def test_weights_of_another_shape_are_refused(monkeypatch):
 
 
 def test_the_kernel_is_taken_only_if_it_agrees_with_pytorch(monkeypatch, caplog):
-    layer = layer_of(CASES["latent, odd"], monkeypatch)
+    layer, kernel, grids = layer_of(CASES["latent, odd"], monkeypatch), decode_kernel._decode, []
+
+    class Launched:
+        def __getitem__(self, grid):
+            grids.append(grid)
+            return kernel[grid]
+
+    monkeypatch.setattr(decode_kernel, "_decode", Launched())
     assert decode_kernel.checked(layer) is decode_kernel.decode
-    assert not caplog.records
+    assert not caplog.records and grids == [(2, 2, 2)]  # requests, groups, runs to be joined
     monkeypatch.setattr(decode_kernel, "decode", lambda *args: 1.01 * layer.attend(*args[1:]))
     assert decode_kernel.checked(layer) is None
 
