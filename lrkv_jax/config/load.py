@@ -152,8 +152,12 @@ def parse_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> list[tuple[
     """The dotted key and the value of each override that `load_config` takes."""
     if isinstance(overrides, Mapping):
         return list(_dotted(overrides))
-    texts = [overrides] if isinstance(overrides, str) else overrides
-    return [_parse_override(text) for text in texts]
+    changes = []
+    for text in [overrides] if isinstance(overrides, str) else overrides:
+        key, value = _parse_override(text)
+        # A group keeps the settings that its mapping does not name; variants are all replaced.
+        changes += [(key, value)] if "." in key or key == "variants" else _dotted({key: value})
+    return changes
 
 
 def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

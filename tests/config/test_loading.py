@@ -1,6 +1,7 @@
 """Loading a configuration: what overrides do, what comes back, and what bad input is told."""
 
 import copy
+import json
 import re
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def test_overrides_choose_change_and_add_variants():
         {"attention": "wide", "variants": {"wide": {"kind": "lrkv", "rank": 7}}},
     ):
         assert load_config("128m", added).model.attention == LRKV(rank=7)
+    for group, changed in (
+        ("data", {"source": "mine"}), ("optimizer", {"grad_clip": 0.5}), ("attention", {"rank": 9}),
+        ("model", {"dtype": "float32"}),
+    ):  # fmt: skip
+        as_text = load_config("128m", [f"{group}={json.dumps(changed)}"])
+        assert as_text == load_config("128m", {group: changed}) != plain
     with pytest.raises(LrkvError, match="unknown key model.1: use one of layers"):
         load_config("128m", {"model": {1: 2}})
     plain = load_config("nano_latents")
