@@ -19,6 +19,7 @@ import os
 import re
 import stat
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, MutableMapping
@@ -53,7 +54,7 @@ def use_cache(processes: Processes) -> Path | None:
     `LRKV_COMPILATION_CACHE` is another directory, or `off`; `JAX_COMPILATION_CACHE_DIR` is left as
     it is. To be called before anything is compiled. It is off, with a line on stderr, where the
     user has no home directory that can be written, where others can write to the directory, and
-    where the processes of a run do not see the same one.
+    where the processes of a run do not see the same one or the first cannot write to it.
 
     Raises `LrkvError` for a chosen directory that cannot be made.
     """
@@ -70,6 +71,8 @@ def use_cache(processes: Processes) -> Path | None:
         if reason and chosen:
             raise LrkvError(f"{reason}: {_FIX}")
         reason = reason or _unsafe(directory)
+        if processes.count > 1 and processes.index == 0:  # which writes there for the others to see
+            reason = reason or _unwritable(directory)
     why = ""
     # Another host may have no home where this one has one.
     if reasons := [text for text in processes.exchange(reason) if text]:
@@ -109,6 +112,15 @@ def _unsafe(directory: Path) -> str:
     if status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o022:
         return ""
     return f"{directory} can be written by others, and what it holds is run"
+
+
+def _unwritable(directory: Path) -> str:
+    """Why no file can be made in the directory, or "": a full disk, a read-only mount."""
+    try:
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        return f"{directory} cannot be written ({error.strerror})"
+    return ""
 
 
 @dataclass(frozen=True)

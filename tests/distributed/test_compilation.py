@@ -1,5 +1,6 @@
 """Programs are compiled once, ahead of time, and kept where only their user can write."""
 
+import errno
 import os
 import resource
 import subprocess
@@ -57,6 +58,15 @@ def test_the_cache_is_the_users_and_private_or_elsewhere_or_off(
         assert use_cache(Processes()) is None and not jax.config.jax_enable_compilation_cache
         said = capsys.readouterr().err
         assert f"{tmp_path}/mine can be written by others" in said and said.count("\n") == 1
+    (tmp_path / "mine").chmod(0o700)
+    with monkeypatch.context() as patch:  # a full disk, in the first of two processes
+        first = Processes()
+        first.count, first.index, first.exchange = 2, 0, lambda value: [value, value]
+        full = OSError(errno.ENOSPC, "No space left on device")
+        patch.setattr(compilation.tempfile, "TemporaryFile", Mock(side_effect=full))
+        assert use_cache(first) is None and not jax.config.jax_enable_compilation_cache
+        said = capsys.readouterr().err
+        assert "mine cannot be written (No space left on device)" in said and said.count("\n") == 1
     monkeypatch.setenv("LRKV_COMPILATION_CACHE", "off")
     assert use_cache(Processes()) is None and not jax.config.jax_enable_compilation_cache
 
