@@ -28,7 +28,7 @@ from lrkv_jax.training.callbacks import (
 from lrkv_jax.training.checkpointing import Checkpointer
 from lrkv_jax.training.metrics import Meter, MetricsLog, Profile, WandB, check_wandb, read_metrics
 from lrkv_jax.training.progress import ProgressDisplay
-from lrkv_jax.training.resume import compiled_step, records_skipped, restore_or_init
+from lrkv_jax.training.resume import compiled_step, order_moved, records_skipped, restore_or_init
 from lrkv_jax.training.run_dir import RunLock, open_run, record_start
 from lrkv_jax.training.setup import Setup, prepare_data, resolve_with_mesh
 from lrkv_jax.training.state import TrainState, abstract_state
@@ -123,6 +123,8 @@ def train(
                     "the last batch of the epochs before was filled up: the next epoch begins "
                     f"behind its first {skipped} records"
                 )
+            if moved := order_moved(setup, manifest):
+                progress.warn(moved)
             setup = replace(setup, more_tokens=manifest["tokens"] - setup.tokens_until(start))
             # Checkpoints of before have no count of operations.
             flops = manifest.get("flops", setup.flops_until(start))

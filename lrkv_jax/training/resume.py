@@ -103,6 +103,23 @@ def records_skipped(setup: Setup, manifest: dict[str, Any]) -> int:
     return max(0, read - before * setup.loader.records)
 
 
+def order_moved(setup: Setup, manifest: dict[str, Any]) -> str:
+    """What a resume with batches of another size does to the order of records, or ""."""
+    step, train = manifest["step"], setup.config.train
+    before = _value(manifest["config"], "train.global_batch_size")
+    length = _value(manifest["config"], "train.seq_len")
+    if (
+        before in (None, train.global_batch_size) or length != train.seq_len
+    ):  # then of other records
+        return ""
+    now = step * train.global_batch_size
+    what = "left out" if now > step * before else "read again"
+    return (
+        f"{step * before} records were read, and with other batches step {step + 1} begins behind "
+        f"{now}: {abs(now - step * before)} are {what}"
+    )
+
+
 def _value(config: dict[str, Any], key: str) -> Any:
     value: Any = config
     for part in key.split("."):

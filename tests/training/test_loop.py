@@ -32,7 +32,7 @@ from lrkv_jax.training.checkpointing import Checkpointer, layout
 from lrkv_jax.training.loop import _fitting, train
 from lrkv_jax.training.metrics import read_metrics
 from lrkv_jax.training.restore import load_run
-from lrkv_jax.training.resume import changed_data
+from lrkv_jax.training.resume import changed_data, order_moved
 from lrkv_jax.training.run_dir import open_run, read_run, record_start
 from lrkv_jax.training.state import resolve
 
@@ -281,6 +281,9 @@ def test_data_are_what_they_hold_and_not_where_they_lie(ended, tmp_path):
     with pytest.raises(LrkvError, match="next_batch 0123456789ab.*--allow-change data.source"):
         changes(manifest=manifest | {"loader": saved})
     assert changes("train.global_batch_size=16", allow=["train.global_batch_size"]) == []
+    for batch, moved in ((8, ""), (16, "behind 96: 48 are left out"), (4, "24: 24 are read again")):
+        setup = SimpleNamespace(config=ended.config(f"train.global_batch_size={batch}"))
+        assert order_moved(setup, manifest).endswith(moved) and bool(moved) == (batch != 8)
     # The same names hold something else.
     first = sorted(texts.iterdir())[0]
     stat = first.stat()

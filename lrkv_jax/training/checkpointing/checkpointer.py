@@ -33,8 +33,14 @@ SAVE_SECONDS = 600
 PROBE_BYTES = 64 << 10
 
 
-# Settings that make the batches of a validation.
-_MAKE_VALIDATION = ("validation_batches", "global_batch_size", "seq_len")
+# What makes the batches of a validation, by its place in the manifest.
+_MAKE_VALIDATION = {
+    "train": (
+        "validation_batches", "global_batch_size", "seq_len", "document_mask", "document_positions",
+    ),
+    "data": ("heldout", "heldout_shards", "text_column"),
+    "loader": ("sources", "tokenizer"),
+}  # fmt: skip
 
 
 class Checkpointer:
@@ -335,8 +341,12 @@ def best_of(directory: Path, steps: list[int]) -> int | None:
         except (Damaged, KeyError):
             continue
         if loss is not None and math.isfinite(loss):
-            train = manifest.get("config", {}).get("train", {})
-            of = [train.get(name) for name in _MAKE_VALIDATION]
+            groups = {**manifest.get("config", {}), "loader": manifest.get("loader", {})}
+            of = {
+                name: groups.get(group, {}).get(name)
+                for group, names in _MAKE_VALIDATION.items()
+                for name in names
+            }
             batches = batches or of
             if of == batches:
                 losses[step] = loss

@@ -45,6 +45,12 @@ def test_the_newest_and_the_best_are_kept(tmp_path, monkeypatch):
         checkpoints.save(6, SMALL, {"config": config}, 2.0)
         checkpoints.wait()
         assert checkpoints.best() == 6 and checkpoints.steps() == [5, 6]
+        # Nor does one of another text, which --allow-change data.source lets through.
+        about = {"config": config, "loader": {"sources": "another", "tokenizer": "the same"}}
+        for step, loss in ((7, 3.0), (8, 3.5), (9, 3.5)):
+            checkpoints.save(step, SMALL, about, loss)
+            checkpoints.wait()
+        assert checkpoints.best() == 7 and checkpoints.steps() == [7, 8, 9]
     assert not (tmp_path / "failures").exists(), "launch/slurm.sbatch counts on that"
 
 
