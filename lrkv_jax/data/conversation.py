@@ -125,6 +125,26 @@ def exchange(question: str, answer: str) -> Conversation:
     return Conversation((text_message("user", question), text_message("assistant", answer)))
 
 
+def without_empty_answers(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """[{"role", "content"}] without the assistant's empty ones, which a model may have given.
+
+    The user's messages around one are then one, with an empty line between: some templates refuse
+    two of a role.
+    """
+    kept: list[Mapping[str, Any]] = []
+    dropped = False
+    for message in messages:
+        empty = message["role"] == "assistant" and not message["content"]
+        around = dropped and kept and kept[-1]["role"] == message["role"] == "user"
+        if around and message["content"]:
+            content = f"{kept[-1]['content']}\n\n{message['content']}"
+            kept[-1] = {**message, "content": content}
+        elif not empty:
+            kept.append(message)
+        dropped = empty
+    return kept
+
+
 def conversation_from(messages: Sequence[Mapping[str, Any]]) -> Conversation:
     """From [{"role", "content"}], as chat data sets and requests hold them.
 

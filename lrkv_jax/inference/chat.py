@@ -8,7 +8,7 @@ from collections.abc import Generator
 from typing import Any
 
 from lrkv_jax.data.chat import ChatFormat, Writer
-from lrkv_jax.data.conversation import conversation_from
+from lrkv_jax.data.conversation import conversation_from, without_empty_answers
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
 from lrkv_jax.inference.answers import Answering
@@ -96,9 +96,8 @@ class Chat:
         """
         chat = self._format
         if chat.template is not None:
-            history = [message for message in self.messages if message["content"]]
-            question = {"role": "user", "content": text}
-            prompt_ids = chat.prompt(conversation_from([*history, question]))
+            messages = [*self.messages, {"role": "user", "content": text}]
+            prompt_ids = chat.prompt(conversation_from(without_empty_answers(messages)))
             cached_ids = self._sequence.tokens if self._sequence else []
             pairs = enumerate(zip(cached_ids, prompt_ids, strict=False))
             same = next((at for at, (one, other) in pairs if one != other), len(cached_ids))

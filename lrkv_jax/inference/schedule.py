@@ -145,8 +145,9 @@ class Scheduler:
             # The last one is read again, with what is appended: its next is chosen then.
             sequence.cached = min(sequence.cached, len(sequence.tokens) - 1)
             # Pages of the prompt that others may find must not be written to again.
-            cut = retain < PAGE * len(sequence.digests)
-            del sequence.digests[retain // PAGE :]
+            untouched = (retain - 1) // PAGE
+            cut = untouched < len(sequence.digests)
+            del sequence.digests[untouched:]
             released = sequence.out_of_window
             if cut or (released and self._out_of_window(sequence) < released):
                 self._drop(sequence)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lrkv_jax.data.conversation import conversation_from
+from lrkv_jax.data.conversation import conversation_from, without_empty_answers
 from lrkv_jax.inference import Sampling
 from lrkv_jax.inference.calls import STOPS
 from lrkv_jax.inference.sampling import BIASES, TOPS
@@ -212,9 +212,7 @@ class ChatRequest(GenerationRequest):
         Raises `LrkvError` as `conversation_from` does.
         """
         turns = [message.plain for message in self.messages]
-        return conversation_from(
-            [turn for turn in turns if turn["content"] or turn["role"] != "assistant"]
-        )
+        return conversation_from(without_empty_answers(turns))
 
 
 class TokenizeRequest(Body):

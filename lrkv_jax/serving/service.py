@@ -286,7 +286,8 @@ class Service:
                 async with asyncio.timeout_at(end):
                     delta = await arrived.get()
                 if delta.error is not None:
-                    self.check(None)  # of an engine that was given up
+                    if self.engine_loop.fault is not None:  # the engine was given up
+                        self.check(None)
                     raise delta.error
                 self._queue.begun(completions[delta.index].turn)
                 if delta.finish_reason:

@@ -108,9 +108,8 @@ def order_moved(setup: Setup, manifest: dict[str, Any]) -> str:
     step, train = manifest["step"], setup.config.train
     before = _value(manifest["config"], "train.global_batch_size")
     length = _value(manifest["config"], "train.seq_len")
-    if (
-        before in (None, train.global_batch_size) or length != train.seq_len
-    ):  # then of other records
+    # Of another length there are other records.
+    if before in (None, train.global_batch_size) or length != train.seq_len:
         return ""
     now = step * train.global_batch_size
     what = "left out" if now > step * before else "read again"

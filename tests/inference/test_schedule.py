@@ -44,6 +44,7 @@ class Played:
         self.windows = np.full((len(pools), window_pages, PAGE), -1)
         self.token, self.length, self.going = ([0] * slots for _ in range(3))
         self.answers = deque()  # of calls that were started
+        self.published = [{} for _ in pools]  # before the present call
 
     def read(self, sequence, length):
         pages = self.pages[sequence.shard, sequence.pages]
@@ -61,8 +62,10 @@ class Played:
     def write(self, sequence, start, tokens):
         windows = self.window_pages_of(sequence)
         for place, token in enumerate(tokens, start):
-            page = sequence.pages[place // PAGE]
+            page, shard = sequence.pages[place // PAGE], sequence.shard
             assert page != NULL
+            public = self.pools[shard]._published.get(page)
+            assert public is None or self.published[shard].get(page) != public, "others read it"
             self.pages[sequence.shard, page, place % PAGE] = token
             if windows:
                 assert windows[place // PAGE] != NULL
@@ -111,6 +114,7 @@ class Played:
         for slot, sequence in plan.decoding.items():
             answers.append(("steps", sequence, sequence.turn, plan.steps, output[slot]))
         self.answers.append(answers)
+        self.published = [dict(pool._published) for pool in self.pools]
 
     def _set(self, sequence, slot, token, length):
         self.token[slot], self.length[slot] = token, length
@@ -198,6 +202,8 @@ TEXT = {"prompt": (0, 46), "kind": "text", "priority": 0, "wait": 2, "cancel": N
 RETURNING = [TEXT | {"new": 84}, TEXT | {"new": 84}, TEXT | {"new": 38, "wait": 0}]
 # One goes on within a prompt whose first page the other has too.
 SHARED = [TEXT | {"prompt": (0, PAGE + 6), "kind": "keep", "new": 40, "wait": 1, "cancel": 0}] * 2
+# It goes on at the end of the page.
+WHOLE = [TEXT | {"prompt": (0, PAGE + 19), "kind": "keep", "new": 40, "wait": 1, "cancel": 0}] * 2
 MANY = [TEXT | {"prompt": (family, 2 * PAGE), "new": 9, "wait": 0} for family in range(12)]
 
 
@@ -213,6 +219,7 @@ MANY = [TEXT | {"prompt": (family, 2 * PAGE), "new": 9, "wait": 0} for family in
 )
 @example(RETURNING, (2, 2), 5, 100, 0.0, 5, True)
 @example(SHARED, (1, 2), 15, 100, 0.0, None, True)
+@example(WHOLE, (1, 2), 15, 100, 0.0, None, True)
 @example(MANY, (1, 12), 60, 100, 0.0, None, False)
 def test_every_request_ends_with_its_own_text_and_gives_everything_back(
     asked, sizes, pages, host_pages, expected, window, watched

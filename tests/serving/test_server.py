@@ -420,6 +420,16 @@ def test_a_call_that_fails_ends_its_requests_and_an_engine_that_always_fails_is_
         again = post(port, "/v1/completions", short)
         assert again[0] == 200 and told(again[1]) == told(right[1])
         assert service.engine_loop.faults == 1
+
+        def leave(*_):  # a server that is stopped says of what it accepted what became of it
+            service.draining = True
+            raise failure
+
+        calls.start.side_effect = leave
+        status, body, _ = post(port, "/v1/completions", short)
+        assert status == 500 and "planted" in body["error"]["message"]
+        calls.start.side_effect, service.draining = None, False
+        assert post(port, "/v1/completions", short)[0] == 200
         wait_until(lambda: idle(service))
         calls.start.side_effect = failure
         assert [post(port, "/v1/completions", short)[0] for _ in range(3)] == [500, 500, 503]
