@@ -1,4 +1,4 @@
-"""The tables of docs/results.md's family and docs/choosing.md, from results and the package.
+"""The tables of the family's contrasts.md and docs/choosing.md, from results and the package.
 
     python experiments/family_pages.py [--docs docs] [--results experiments/results]
 
@@ -152,7 +152,7 @@ def write(docs: Path, results: Path) -> None:
         write_table(_contrasts(variants, runs), made, "family_contrasts")
         write_table(_choosing(variants, bench["rows"]), made, "choosing")
         for name, page in {
-            "family": docs / "results.md",
+            "family": results / "family/contrasts.md",
             "choosing": docs / "choosing.md",
             "family_contrasts": results / "family/contrasts.md",
         }.items():

@@ -18,6 +18,7 @@ from lrkv_jax.config import load_config
 from lrkv_jax.config.schema import MeshConfig
 from lrkv_jax.distributed.mesh import make_mesh
 from lrkv_jax.inference.language_model import LanguageModel
+from lrkv_jax.lab.report.comparison.runs import Curve, steps_saved
 from lrkv_jax.models.accounting.counts import parameter_counts
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -139,6 +140,45 @@ def test_of_the_runs_of_a_quarter_the_page_says_what_survives_on_both_splits(pag
     for found in to_mha(pages.design.HYBRIDS, pages.design.HYBRIDS.steps, (0, 1)):
         assert len(found) == 4 and max(abs(one.difference) for one in found.values()) < 0.003
     assert "no head start either: quarters are within 0.001." in " ".join(page.split())
+
+
+def test_of_what_can_be_copied_the_page_says_what_further_seeds_have(pages):
+    results = " ".join((EXPERIMENTS.parent / "docs/results.md").read_text().split())
+    kept = pages.runs.kept(EXPERIMENTS / "results/mechanism" / pages.design.LENGTH.runs)
+    at = {(r["variant"], r["seed"]): r for r in kept if r["rate"] == 0.01 and r["steps"] == 1953}
+    pairs = [(at["lrkv_full", seed], at["mha", seed]) for seed in (100, 101)]
+
+    def copied(run, kind):
+        rows = run["documents"]["test"][kind]
+        return sum(row[3] for row in rows) / log(2) / sum(row[2] for row in rows)
+
+    def differences(value):
+        return " and ".join(f"{value(full) - value(mha):.3f}" for full, mha in pairs)
+
+    of_each = [
+        differences(lambda run, kind=kind, value=value: value(run, kind))
+        for kind in ("definitions", "manuals")
+        for value in (pages.of_test, copied)
+    ]
+    said = "{} over all kinds) definitions have {}, of which tokens that can be copied give {}, "
+    said += "manuals {}, of which they give {}."
+    assert said.format(differences(pages.of_test), *of_each) in results
+
+
+def test_of_steps_the_page_says_how_many_longer_runs_saved_some(pages):
+    results, saved = (EXPERIMENTS.parent / "docs/results.md").read_text(), []
+    for part in (pages.design.FACTORIAL, pages.design.SIZE, pages.design.HYBRIDS):
+        curves = {}
+        for run in pages.runs.kept(EXPERIMENTS / "results/mechanism" / part.runs):
+            if run["steps"] == part.steps:
+                steps, losses = zip(*run["validation"], strict=True)
+                at = Curve(steps, steps, steps, np.array(losses), losses, heldout_tokens=1)
+                curves[run["variant"], run["seed"]] = at
+        pairs = [(curves["lrkv_full", seed], curves["mha", seed]) for seed in part.seeds]
+        saved += [steps_saved(*pair) for pair in pairs]
+    sooner = [100 * share for share in saved if share is not None]
+    said = f"of {len(saved)} longer runs {len(sooner)} were there sooner"
+    assert f"{said}, by {min(sooner):.1f} to {max(sooner):.1f} %" in results
 
 
 def test_of_the_hybrids_the_page_says_what_their_seeds_can_find(pages):
