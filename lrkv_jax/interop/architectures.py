@@ -437,23 +437,24 @@ def of_config(config: dict[str, Any], context: int) -> tuple[Architecture, dict[
     settings |= one.settings | {
         "rope_base": base,
         "rope_scaling": scaling,
-        "window": _window(config, context) if "sliding_window" in one.defaults else None,
+        "window": _window(config, context, one) if "sliding_window" in one.defaults else None,
         "activation": ACTIVATIONS[activation],
     }
     return one, settings, entry
 
 
-def _window(config: dict[str, Any], context: int) -> int | None:
+def _window(config: dict[str, Any], context: int, one: Architecture) -> int | None:
     """The window of all layers, None for none that is shorter than the context.
 
     Raises `LrkvError` for one of some layers.
     """
-    if config["sliding_window"] is None or not config.get("use_sliding_window", True):
+    by_layer = "max_window_layers" in one.defaults  # Mistral reads no field that names layers
+    if config["sliding_window"] is None or (by_layer and not config["use_sliding_window"]):
         return None
     window = whole_number(config, "sliding_window")
     if window >= context:
         return None
-    if "max_window_layers" not in config:  # as Mistral, whose layers are all alike
+    if not by_layer:
         return window
     kinds, first = config.get("layer_types"), config["max_window_layers"]
     slides = {True, False}

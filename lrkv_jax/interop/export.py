@@ -88,6 +88,11 @@ def export(
     with files.whole_folder(target) as folder:
         config = read_run(directory)
         model = config.model
+        if model.layers_pattern is not None:
+            raise LrkvError(
+                f"model.layers_pattern = {model.layers_pattern}: no class that is written has "
+                "layers of several kinds; train with model.layers_pattern=null model.window=null"
+            )
         if model.window is not None:
             raise LrkvError(
                 f"model.window = {model.window}: no class that is written has windows; train with "
@@ -196,6 +201,8 @@ def _factored_settings(model: ModelConfig) -> dict[str, Any]:
         )
     return {
         **{name: getattr(model, name) for name in _SAME},
+        # Its frequencies are scaled already, and vLLM multiplies a context by a linear factor.
+        "rope_parameters": {"rope_type": "default", "rope_theta": base},
         "final_logit_softcapping": model.softcap,
         "hidden_act": model.activation,
         "attention_kind": entry.kind,

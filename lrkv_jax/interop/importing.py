@@ -149,7 +149,7 @@ def _left_out(config_json: dict[str, Any], model: ModelConfig) -> int | None:
     try:
         window = of_config(config_json, 2**40)[1]["window"]
     except LrkvError:  # of some layers
-        window = config_json["sliding_window"]
+        window = (architecture_of(config_json).defaults | config_json)["sliding_window"]
     return None if model.window is not None else window
 
 

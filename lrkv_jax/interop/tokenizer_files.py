@@ -8,10 +8,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+
 from lrkv_jax import files
 from lrkv_jax.data.assets import read_asset
 from lrkv_jax.data.chat import ChatFormat
+from lrkv_jax.data.chat_template import FILE
 from lrkv_jax.data.tokenizer import CHAT_NAMES, EMBEDDED, byte_alphabet
+from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference.trained_run import TrainedRun
 
 # What an imported run keeps of the folder that it came from.
@@ -57,17 +61,21 @@ def keep_special_ids(config_json: dict[str, Any], vocabulary: int, folder: Path)
 def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
     """Write the run's tokenizer; returns the special ids for config.json.
 
-    An imported run's is the one that came. Others get a chat's tokens and template, where the run
-    was trained to chat, and put BOS before a text.
+    A chat's tokens and template are added where the run was trained to chat and has none. An
+    imported run's is otherwise the one that came; others put BOS before a text.
     """
+    tokenizer, chat = run.tokenizer, ChatFormat(run.tokenizer)
     source = Path(run.config.data.tokenizer)
     if source.is_dir() and str(source) not in EMBEDDED:
         for name in KEPT:
             if (source / name).is_file():
                 shutil.copyfile(source / name, folder / name)
         generation = files.read_json(source / "generation_config.json", "delete it") or {}
+        if tokenizer.template is None and chat.trained(run.config.data):
+            _add_chat(chat, folder)
+            generation["eos_token_id"] = list(chat.eos_token_ids)
+            files.write_json(folder / "generation_config.json", generation)
         return {key: generation[key] for key in _SPECIAL if key in generation}
-    tokenizer, chat = run.tokenizer, ChatFormat(run.tokenizer)
     definition = _definition(run.config.data.tokenizer)
     names = {token["id"]: token["content"] for token in definition["added_tokens"]}
     bos, end = names[tokenizer.bos], names[tokenizer.bos]
@@ -111,6 +119,26 @@ def write_tokenizer(run: TrainedRun, folder: Path) -> dict[str, Any]:
 
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 _SEQUENCE = {"Sequence": {"id": "A", "type_id": 0}}
+
+
+def _add_chat(chat: ChatFormat, folder: Path) -> None:
+    """Add the chat's tokens to the folder's tokenizer.json, and its template as a file.
+
+    Raises `LrkvError` for a tokenizer that gives the tokens other ids than the run has.
+    """
+    path = str(folder / "tokenizer.json")
+    backend = tokenizers.Tokenizer.from_file(path)
+    backend.add_special_tokens(list(CHAT_NAMES))
+    for name, i in zip(CHAT_NAMES, vars(chat.ids).values(), strict=True):
+        if (found := backend.token_to_id(name)) != i:
+            raise LrkvError(
+                f"tokenizer {chat.tokenizer.name} makes {name} {found}, and the run learned it as "
+                f"{i}: train with a tokenizer without gaps in its ids, and without {name}"
+            )
+    backend.save(path)
+    # Written out: the settings that came may name another BOS, or none.
+    start = backend.id_to_token(chat.tokenizer.bos) if chat.tokenizer.begins else ""
+    files.write(folder / FILE, TEMPLATE.replace("{{- bos_token -}}", start))
 
 
 def _definition(name: str) -> dict[str, Any]:

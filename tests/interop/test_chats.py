@@ -3,13 +3,14 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.chat_folders import FOLDERS
+from support.chat_folders import FOLDERS, first
 from support.hand_built import CHATS
-from support.hf_folders import RECORDED, write
-from support.planted_models import drawn, plant
+from support.hf_folders import RECORDED, hf_folder, tokenizer_json, write
+from support.planted_models import LLAMA, drawn, plant
 
 from lrkv_jax.config import load_config
 from lrkv_jax.config.schema import DataConfig
@@ -17,7 +18,7 @@ from lrkv_jax.data.chat import ChatFormat
 from lrkv_jax.data.chat_template import ChatTemplate
 from lrkv_jax.data.conversation import Conversation, Message, Part, conversation_from, text_message
 from lrkv_jax.data.mixture import packed
-from lrkv_jax.data.tokenizer import foreign_tokenizer, load_tokenizer
+from lrkv_jax.data.tokenizer import CHAT_NAMES, foreign_tokenizer, load_tokenizer
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.evaluation.harness_requests import ChatPrompt
 from lrkv_jax.inference import Sampling
@@ -133,6 +134,20 @@ def test_generate_serve_and_the_harness_ask_by_the_template(imported):
     assert ChatFormat(run.tokenizer).prompt(body.conversation()) == expected
 
 
+def test_an_empty_answer_leaves_no_two_turns_of_the_user(folders):
+    """Templates that ask for turns by turns refused every message after one."""
+    chat = ChatFormat(foreign_tokenizer(str(folders["inst"])))
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": ""}]
+    again = [*turns, {"role": "user", "content": "Again"}]
+    expected = chat.prompt(Conversation((text_message("user", "Hi\n\nAgain"),)))
+    body = ChatRequest.model_validate({"messages": again})
+    assert chat.prompt(body.conversation()) == expected
+    stopped = SimpleNamespace(_format=chat, messages=turns, _sequence=None)
+    assert Chat._turn(stopped, "Again") == (0, expected)
+    with pytest.raises(LrkvError, match="roles must alternate"):
+        chat.prompt(conversation_from([turns[0], again[-1]]))
+
+
 @pytest.mark.slow
 def test_a_chats_turns_are_the_templates_whole_conversation(imported):
     run = imported("chatml")
@@ -182,6 +197,36 @@ def test_an_export_gives_the_template_back(name, imported, tmp_path, folders):
     export(tmp_path / f"{name}.run", tmp_path / "again")
     for path in folders[name].iterdir():
         assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_an_imported_model_that_was_trained_to_chat_here_leaves_with_its_chat(
+    begins, tmp_path, loaded_on_one_device
+):
+    """Its tokenizer had neither a template nor the chat's tokens."""
+    first_token = {"post_processor": first("<|endoftext|>", 256)} if begins else {}
+    folder = hf_folder(tmp_path / "hf", "smollm2", eos_token_id=2)
+    (folder / "tokenizer.json").write_text(tokenizer_json("<|endoftext|>", **first_token))
+    import_model(str(folder), tmp_path / "base", say=lambda _: None)
+    own = f"data.tokenizer={tmp_path / 'base/tokenizer'}"
+    plant(tmp_path / "run", "attention=mha", *LLAMA, "model.vocabulary=272", own, CHATS)
+    export(tmp_path / "run", tmp_path / "out")
+    added = json.loads((tmp_path / "out/tokenizer.json").read_text())["added_tokens"]
+    ids = {token["content"]: token["id"] for token in added if token["special"]}
+    chat = ChatFormat(load_run(tmp_path / "run").tokenizer)
+    assert [ids[name] for name in CHAT_NAMES] == list(vars(chat.ids).values())
+    for name in ("config.json", "generation_config.json"):
+        ends = json.loads((tmp_path / "out" / name).read_text())["eos_token_id"]
+        assert ends == list(chat.eos_token_ids) and ends[0] == chat.ids.assistant_end
+    back, expected = foreign_tokenizer(str(tmp_path / "out")), chat.prompt(conversation_from(TURNS))
+    rendered = back.template.render(TURNS, answers=True)
+    assert back.encode_framed(rendered) == expected and (expected[0] == 256) == begins
+    assert ChatFormat(back).prompt(conversation_from(TURNS)) == expected
+    one_of_them = tokenizer_json("<|endoftext|>", "<|user_start|>", **first_token)
+    (tmp_path / "base/tokenizer/tokenizer.json").write_text(one_of_them)
+    with pytest.raises(LrkvError, match=r"makes <\|user_start\|> 257, and the run .* as 258:"):
+        export(tmp_path / "run", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from lrkv_jax.training.restore import load_run
 
 pytestmark = pytest.mark.usefixtures("loaded_on_one_device")
 FULL, JOINT = "attention=lrkv", ("attention.rope=shared", "attention.latent_norm=joint")
+KINDS = [FULL, "model.layers_pattern=SG", "model.window=8"]
 QWEN3 = (*LLAMA, "model.qk_norm=true", "model.qk_gain=true")
 
 
@@ -125,6 +126,11 @@ def test_a_window_that_the_context_hides_is_told(tmp_path):
         )
         assert (made.model.window is None) == bool(told)
         assert [line.partition(",")[0] for line in lines if "window" in line] == told
+    # Of some layers, and left to the class's default.
+    folder, lines = hf_folder(tmp_path / "hf", "qwen2", **SOME_LAYERS), []
+    edit_json(folder / "config.json", lambda said: said.pop("sliding_window"))
+    assert import_model(str(folder), tmp_path / "run", say=lines.append).model.window is None
+    assert "its window of 4096 is no shorter than the context" in "".join(lines)
 
 
 def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path):
@@ -137,6 +143,7 @@ def test_a_model_without_a_class_is_refused_by_name_and_leaves_nothing(tmp_path)
         ("yarn", [FULL, YARN], "NanoChatForCausalLM needs no yarn;"),
         ("biases", [FULL, "model.qkv_bias=true"], "NanoChatForCausalLM needs model.qkv_bias=false"),
         ("window", [FULL, "model.window=8"], "model.window = 8: no class that is written has"),
+        ("kinds", KINDS, "layers_pattern = SG: .* model.layers_pattern=null model.window=null$"),
         ("heads", [*LLAMA, "attention=mha", "model.heads=3"], "Llama.* needs .* model.heads = 3;"),
         ("none", ["attention.rope=none"], "attention.rope = none, .*: train it in rope: full"),
         ("unrotated", ["attention=gqa", "attention.rope=none"], "rope = none, .* rope: full"),
@@ -335,6 +342,8 @@ CASES = {
 
 
 SLIDING = {"sliding_window": 8, "use_sliding_window": True}
+SOME_LAYERS = {"use_sliding_window": True, "max_window_layers": 1,
+               "layer_types": ["full_attention", "sliding_attention"]}  # fmt: skip
 LINEAR = {"kind": "linear", "factor": 4.0}
 LLAMA3 = {"kind": "llama3", "factor": 8.0, "original_context": 32, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0}  # fmt: skip
@@ -349,6 +358,10 @@ def test_fields_of_a_config_mean_what_they_mean_to_transformers():
         ("qwen3", {**SLIDING, "layer_types": None}, "window", None),  # from layer 28 of 2 on
         ("qwen2", {**SLIDING, "layer_types": None, "max_window_layers": 0}, "window", 8),
         ("mistral-window", {}, "window", 5),
+        # Mistral reads none of these.
+        ("mistral-window", {"use_sliding_window": False}, "window", 5),
+        ("mistral-window", {"max_window_layers": 28}, "window", 5),
+        ("mistral-window", {"layer_types": ["full_attention"] * 2}, "window", 5),
         ("arcee", {"hidden_act": None}, "activation", "relu2"),
         ("arcee", {"rms_norm_eps": None}, "norm_eps", 1e-5),
         ("llama-3.1", {"original_max_position_embeddings": 32}, "rope_scaling", LLAMA3),
@@ -360,6 +373,16 @@ def test_fields_of_a_config_mean_what_they_mean_to_transformers():
     some = {**RECORDED["qwen3"]["config"], **SLIDING, "layer_types": ["sliding_attention", "full"]}
     with pytest.raises(LrkvError, match="of some layers .* train.seq_len=8 or less"):
         of_config(some, 64)
+
+
+def test_a_factored_export_has_no_scaling_that_a_server_would_take_for_a_longer_context(tmp_path):
+    """Its frequencies are scaled; vLLM multiplies the context by the factor of a linear one."""
+    linear = "model.rope_scaling={kind: linear, factor: 4}"
+    plant(tmp_path / "run", FULL, linear, "model.rope_base=500")
+    export(tmp_path / "run", tmp_path / "hf", form="factored")
+    written = json.loads((tmp_path / "hf/config.json").read_text())
+    assert written["rope_parameters"] == {"rope_type": "default", "rope_theta": 500}
+    assert written["key_frequencies"][0] == 1 / 4 and written["max_position_embeddings"] == 32
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -20,6 +20,7 @@ logger = init_logger(__name__)
 # Of seven settings that were timed on an H200 (docs/servers.md).
 TILE, MLA_TILE = 64, 32  # slots read at a time; more of MLA's wide latents are too much for an A100
 PROGRAMS, STAGES = 8, 2  # programs for each of a GPU's multiprocessors; tiles on their way in one
+MIX = 2**26  # numbers of M at once: 256 MiB, and offsets that an int32 has
 
 
 @triton.jit
@@ -127,6 +128,12 @@ def pow2(width: int) -> int:
 
 def decode(layer, queries, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
     """`FactoredAttention.attend` of requests with one token each, by the kernel: [B, 1, H, K]."""
+    most = MIX // (layer.heads * layer.key_factor[0].numel())
+    most = max(4, most // 4 * 4)  # four lengths are 16 bytes, to which the kernel is compiled
+    if layer.full and len(batch.tokens) > most:
+        numbers = (each.split(most) for each in (batch.tokens, batch.table, batch.lengths))
+        batches = [Batch(*each, batch.longest) for each in zip(*numbers, strict=True)]
+        return torch.cat([decode(layer, queries, cache, each) for each in batches])
     rotated, *in_latents = (x[batch.tokens[:, 0]].contiguous() for x in queries)
     (B, H, K), G = rotated.shape, layer.groups
     mix = layer.mix(rotated.unflatten(1, (G, -1))).to(cache.dtype) if layer.full else None

@@ -175,6 +175,20 @@ def test_pieces_and_decoding_are_the_definition(case, dtype, decode, monkeypatch
         assert error < (25 if dtype == torch.float32 else 5) * torch.finfo(dtype).eps, error
 
 
+def test_a_large_batch_is_decoded_in_pieces_that_bound_its_mix(monkeypatch):
+    """At 513 requests of 32 heads of 128, rank 1,024, it had more numbers than an int32 counts."""
+    layer, draw = layer_of(CASES["full"], monkeypatch), torch.Generator().manual_seed(4)
+    queries, rows = layer.queries_and_rows(torch.randn(64, D, generator=draw), torch.arange(64))
+    numbers = torch.arange(10)
+    batch = Batch(numbers[:, None], (numbers % 4)[:, None], numbers + 7, PAGE)
+    arguments, sizes, mix = (queries, rows.unflatten(0, (4, PAGE)), batch), [], layer.mix
+    whole = decode_kernel.decode(layer, *arguments)
+    monkeypatch.setattr(layer, "mix", lambda x: sizes.append(len(x)) or mix(x))
+    monkeypatch.setattr(decode_kernel, "MIX", 4 * H * K * layer.key_factor.shape[1])
+    pieces = decode_kernel.decode(layer, *arguments)
+    assert (pieces - whole).abs().max() < 1e-5 and sizes == [4, 4, 2]
+
+
 def test_angles_are_rounded_once_whatever_the_dtype_of_the_model(monkeypatch):
     """In bfloat16, the default, frequencies had 8 bits, and positions by 1,000 were off by 0.4."""
     layer = layer_of(CASES["latent, odd"], monkeypatch, torch.bfloat16, length=2048)
