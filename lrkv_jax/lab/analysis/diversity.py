@@ -165,8 +165,11 @@ def diversity(
     )
 
 
-def null(layers: Iterable[HeadWeights], depth: int) -> dict[str, Any]:
+def null(layers: Iterable[HeadWeights], depth: int, inputs: int = 1) -> dict[str, Any]:
     """Mean and standard deviation of each number of `Diversity.as_dict` over random layers.
+
+    Layers meet so many `inputs` in turn, as often each. A deviation is one over weights: that of
+    layers with the same input, and the mean square of these.
 
     {"query_key": {"mean", "sd", "sd_of_mean", "draws"}, "value_output": the same}: `sd`
     is of one layer, `sd_of_mean` of the mean over a model's `depth` layers, which are
@@ -176,11 +179,12 @@ def null(layers: Iterable[HeadWeights], depth: int) -> dict[str, Any]:
     for heads in layers:
         for form, factors in FORMS.items():
             found[form].append(diversity(*factors(heads)).as_dict())
-    return {form: _spread(layers, depth) for form, layers in found.items()}
+    return {form: _spread(layers, depth, inputs) for form, layers in found.items()}
 
 
-def _spread(layers: Sequence[dict[str, Any]], depth: int) -> dict[str, Any]:
-    sd = deviation(layers)
+def _spread(layers: Sequence[dict[str, Any]], depth: int, inputs: int) -> dict[str, Any]:
+    of_each = [deviation(layers[first::inputs]) for first in range(inputs)]
+    sd = _leafwise(lambda sds: np.sqrt(np.mean(np.square(sds))), of_each)
     of_mean = jax.tree.map(lambda number: number * depth**-0.5, sd)
     return {"mean": mean(layers), "sd": sd, "sd_of_mean": of_mean, "draws": len(layers)}
 

@@ -142,7 +142,7 @@ def _weighted(run: TrainedRun, text: OnText, seeds: int) -> dict[str, Any]:
     layers = list(map(_diversities, map(weighted, head_weights(model, run.params), roots)))
     rounds = -(-seeds // len(roots))  # each layer's inputs as often
     random = map(weighted, random_heads(model, rounds * len(roots)), cycle(roots))
-    return {"tokens": text.tokens, **_compared(layers, null(random, len(layers)))}
+    return {"tokens": text.tokens, **_compared(layers, null(random, len(layers), len(roots)))}
 
 
 def _over_layers(layers: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Diversity of heads against forms that are really made, and against cases known in closed form."""
 
+from itertools import cycle
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 from support.variants import FIVE, small
 
 from lrkv_jax.errors import LrkvError
-from lrkv_jax.lab.analysis.diversity import centered, diversity, gram, null
+from lrkv_jax.lab.analysis.activations import weighted
+from lrkv_jax.lab.analysis.diversity import FORMS, centered, diversity, gram, null
 from lrkv_jax.lab.analysis.heads import random_heads
 
 
@@ -107,3 +110,18 @@ def test_a_null_of_no_layer_is_refused_and_one_of_one_has_no_spread():
     one = null(random_heads(config, 1), 2)["query_key"]
     assert one["sd"]["centred"]["percent_of_cap"] is None
     assert one["sd_of_mean"]["mean_off_diagonal"] is None
+
+
+def test_the_spread_of_a_null_is_that_of_weights_and_not_of_inputs():
+    """Of a mean over two layers, whose inputs differ, as rounds of draws have it."""
+    config, rounds = small(FIVE["mha"]), 100
+    roots = [np.diag(np.exp(-slope * np.arange(config.width))) for slope in (0, 0.8)]
+    layers = list(map(weighted, random_heads(config, 2 * rounds), cycle(roots)))
+    found = null(layers, 2, 2)["query_key"]["sd_of_mean"]["centred"]["percent_of_cap"]
+    of_layers = [
+        diversity(*FORMS["query_key"](heads)).as_dict()["centred"]["percent_of_cap"]
+        for heads in layers
+    ]
+    of_rounds = np.reshape(of_layers, (rounds, 2))
+    assert found == pytest.approx(of_rounds.mean(axis=1).std(ddof=1), rel=0.2)
+    assert np.std(of_layers) / 2**0.5 > 1.5 * found, "as it was with the inputs' differences"
