@@ -264,12 +264,17 @@ def _card(run: TrainedRun, architecture: str, dtype: str, *, factored: bool = Fa
     ]  # fmt: skip
     path = Path(config.directory) / "evaluation.json"
     evaluation = files.read_json(path, "evaluate the run again") or {}
-    if evaluation.get("step") == run.step:
-        rows += [
-            (f"{name}, {key}", f"{value:.4f}")
-            for name, found in evaluation.items() if isinstance(found, dict)
-            for key, value in found.items() if isinstance(value, float) and key != "seconds"
-        ]  # fmt: skip
+    if evaluation.get("step") == run.step and not evaluation.get("changed_settings"):
+        for name, found in evaluation.items():
+            if not isinstance(found, dict):
+                continue
+            if found.get("dataset", {}).get("demonstration"):
+                name += ", demonstration set"
+            rows += [
+                (f"{name}, {key}", f"{value:.4f}")
+                for key, value in found.items()
+                if isinstance(value, float) and key != "seconds"
+            ]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     about = _WHOLE_CACHE.format(whole=whole)
     if factored:

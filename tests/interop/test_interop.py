@@ -92,9 +92,16 @@ def test_a_run_can_be_moved_and_used_from_another_folder(tmp_path, monkeypatch):
         run = load_run(there)
         assert run.ids("The Union") == before
         assert run.config.data.tokenizer == f"{there}/tokenizer"
-    export(tmp_path / "moved", "two")
+    shown = {"score": 0.5, "dataset": {"demonstration": True}}
+    evaluation = {"step": 0, "mmlu": shown, "bpb": {"bits_per_byte": 1.25}}
+    for name, more in (("other", {"changed_settings": ["x"]}), ("two", {})):
+        (tmp_path / "moved/evaluation.json").write_text(json.dumps(evaluation | more))
+        export(tmp_path / "moved", name)
+    assert "1.25" not in (tmp_path / "other/README.md").read_text(), "it is of another model"
     card = (tmp_path / "two/README.md").read_text()
     assert "| trained here | no |" in card and str(tmp_path) not in card
+    assert "| mmlu, demonstration set, score | 0.5000 |" in card
+    assert "| bpb, bits_per_byte | 1.2500 |" in card
     written = json.loads((tmp_path / "two/config.json").read_text())
     assert written["eos_token_id"] == [50, 60] and "bos_token_id" not in written
     for path in (tmp_path / "one").glob("*.json"):

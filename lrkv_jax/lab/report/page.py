@@ -117,13 +117,17 @@ def run_parts(run: RunRecord) -> list[Part]:
     """A run's description, curves, samples, evaluation, machine and cost, and what to do next."""
     where, changed = overview.changed_settings(run.config)
     evaluation = run.evaluation or {}
-    scores = [(name, evaluation[name]) for name in BENCHMARKS if name in evaluation]
+    scores = [
+        (name + ", demonstration set" * one["dataset"]["demonstration"], f"{one['score']:.1%}")
+        for name in BENCHMARKS
+        if (one := evaluation.get(name))
+    ]
     return [
         *_pairs("Run", overview.about(run)),
         *_pictures(overview.run_curves(run)),
         *(Listing(f"Sample, {step}", text) for step, text in overview.samples(run).items()),
         *_pairs("Evaluation", measures(evaluation) if evaluation else []),
-        *_pairs("Benchmarks", [(name, f"{one['score']:.1%}") for name, one in scores]),
+        *_pairs("Benchmarks", scores),
         *_pairs("Settings", changed, "setting", "value", where),
         *_pairs("Machine and cost", overview.cost(run)),
         Listing("Next", "\n".join(overview.next_commands(run))),

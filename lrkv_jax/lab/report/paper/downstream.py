@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -47,15 +48,24 @@ def table02_downstream(runs):
 def _score(seeds: Mapping[int, RunRecord], task: str) -> Cell:
     found = {s: run.final_evaluation for s, run in seeds.items()}
     answers = {s: one[task] for s, one in found.items() if task in one}
+    demonstration = any(map(_demonstrated, found.values()))
     if task == "combined":
-        return Cell.over({s: 100 * score for s, score in answers.items()})
+        note = "Combined: of demonstration sets, no benchmark's." if demonstration else ""
+        return Cell.over({s: 100 * score for s, score in answers.items()}, note=note)
     scores = {s: 100 * answer["score"] for s, answer in answers.items()}
     if not answers:
         return Cell()
     counts = sorted({answer["examples"] for answer in answers.values()})
     examples = " to ".join(f"{count:,}" for count in dict.fromkeys((counts[0], counts[-1])))
-    note = f"{TASKS[task]}: {examples} examples, asked in a chat."
+    what = "examples of a demonstration set" if demonstration else "examples"
+    note = f"{TASKS[task]}: {examples} {what}, asked in a chat."
     return Cell.over(scores, note=note)
+
+
+def _demonstrated(evaluation: Mapping[str, Any]) -> bool:
+    """Whether benchmarks were asked in the sets that ship, which say that the code runs."""
+    asked = [evaluation[task] for task in TASKS if task != "combined" and task in evaluation]
+    return any(found.get("dataset", {}).get("demonstration") for found in asked)
 
 
 # By a variant's style and name: bits per byte and scores in per cent, by seed.
@@ -90,13 +100,13 @@ def _measured(runs: Sequence[RunRecord]) -> Mapping[str, Points]:
     known = {run.path.resolve(): run for run in runs}
     for setting in every_setting(runs):
         for run in setting.runs:
-            bits = _pretraining_bits(run, known)
-            if bits is None or run.final_evaluation.get("combined") is None:
+            bits, evaluation = _pretraining_bits(run, known), run.final_evaluation
+            if bits is None or evaluation.get("combined") is None or _demonstrated(evaluation):
                 continue
             points = found.setdefault(setting.name, {})
             at = points.setdefault((run_style(run), run.label), ([], []))
             at[0].append(bits)
-            at[1].append(100 * run.final_evaluation["combined"])
+            at[1].append(100 * evaluation["combined"])
     return found
 
 

@@ -82,6 +82,8 @@ def test_a_score_stands_at_the_bits_per_byte_of_the_pretraining():
         data = after.config.data.model_copy(update={"mixture": mixture})
         config = after.config.model_copy(update={"init_from": before, "data": data})
         runs.append(replace(after, config=config, evaluation={"combined": score}))
+    shown = {"combined": 1.0, "mmlu": {"dataset": {"demonstration": True}}}
+    runs.append(replace(runs[1], path=Path("/planted/chat/shown"), evaluation=shown))
     (picture,) = report_item("fig19").made(runs)
     (axis,) = picture.figure.axes
     points = np.stack([one.lines[0].get_xydata()[0] for one in axis.containers])

@@ -11,6 +11,7 @@ from lrkv_jax.config import load_config
 from lrkv_jax.lab.analysis import head_weights
 from lrkv_jax.lab.report import paper_values
 from lrkv_jax.lab.report.comparison.files import read_runs
+from lrkv_jax.lab.report.page import run_parts
 from lrkv_jax.lab.report.paper import caches, configurations
 from lrkv_jax.lab.report.paper_values import of_paper
 from lrkv_jax.models.attention import GQA, LRKV, MHA, MLA, MQA
@@ -94,6 +95,14 @@ def test_table_2_reads_the_benchmarks(tmp_path):
     assert lrkv["ARC-E"].value == pytest.approx(35.0) and "1,000 examples" in lrkv["ARC-E"].note
     assert lrkv["GSM8K"].value is None
     assert len(paper.rows) == 15
+    shown = task | {"score": 1.0, "dataset": {"demonstration": True}}
+    write_run(tmp_path / "mqa", "attention=mqa", evaluation={"mmlu": shown, "combined": 1.0})
+    marked = cells(report_item("table02").made(read_runs([tmp_path]))[0], "MQA")
+    assert "1,000 examples of a demonstration set" in marked["MMLU"].note
+    assert "no benchmark's" in marked["combined"].note
+    (run,) = (run for run in read_runs([tmp_path]) if run.config.attention == "mqa")
+    (table,) = (part for part in run_parts(run) if getattr(part, "title", "") == "Benchmarks")
+    assert table.rows[0].cells[0].value == "mmlu, demonstration set"
 
 
 H, K, G, C, R = 4, 8, 2, 12, 3
