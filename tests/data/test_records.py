@@ -11,6 +11,7 @@ import random
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ from lrkv_jax.data.loader import Records
 from lrkv_jax.data.records import build as build_module
 from lrkv_jax.data.records import streams
 from lrkv_jax.data.records.build import build_dataset
-from lrkv_jax.data.records.folders import open_dataset
+from lrkv_jax.data.records.folders import appearing, open_dataset, remove_abandoned
 from lrkv_jax.data.records.jobs import run_here, run_jobs
 from lrkv_jax.data.sources import documents, file_names
 from lrkv_jax.data.tokenizer import load_tokenizer
@@ -345,6 +346,21 @@ def test_a_killed_worker_and_a_cut_stream_are_named(staged, tmp_path):
     os.truncate(folder / "train.bin", 100)
     with pytest.raises(LrkvError, match="000_00000.* is damaged: delete it"):
         streams.Stream([(folder, "train")], 4096)
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_removed(tmp_path):
+    """A container's first process is number 1 in each, and pods of a Job have one host name."""
+    here, target = f"{socket.gethostname()}.{os.getpid()}", tmp_path / "records"
+    killed, other = (
+        tmp_path / f".building-records.{name}.00000000.12345678" for name in (here, "elsewhere.7")
+    )
+    killed.mkdir()
+    other.mkdir()
+    with appearing(target) as scratch:
+        assert not killed.exists() and other.exists()
+        remove_abandoned(target)
+        assert scratch.is_dir(), "it is in use"
+    assert target.is_dir() and not scratch.exists()
 
 
 def test_more_streams_are_joined_than_files_may_be_open(staged):

@@ -27,6 +27,8 @@ NAME = "tokens"
 # One record to a chunk, for random access. Token ids hardly compress, and trying halves
 # the speed; the checksums are there all the same.
 _WRITER_OPTIONS = "group_size:1,uncompressed"
+# This process among those that have its number one after the other, as containers' first have.
+_START = secrets.token_hex(4)
 
 
 def token_dtype(vocabulary: int, *, signed: bool = False) -> type[np.integer]:
@@ -199,8 +201,8 @@ def appearing(target: Path) -> Iterator[Path]:
     What killed processes of this machine left of the same target is removed first.
     """
     remove_abandoned(target)
-    name = f".building-{target.name}.{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
-    scratch = target.parent / name
+    owner = f"{socket.gethostname()}.{os.getpid()}.{_START}"
+    scratch = target.parent / f".building-{target.name}.{owner}.{secrets.token_hex(4)}"
     scratch.mkdir()
     try:
         yield scratch
@@ -219,9 +221,11 @@ def remove_abandoned(target: Path) -> None:
     """Remove what killed builds of the same folder on this machine left behind."""
     prefix = f".building-{target.name}.{socket.gethostname()}."
     for folder in target.parent.iterdir() if target.parent.is_dir() else ():
-        pid = folder.name.removeprefix(prefix).split(".")[0]
+        pid, _, rest = folder.name.removeprefix(prefix).partition(".")
         if folder.name.startswith(prefix) and pid.isdecimal():
             try:
+                if int(pid) == os.getpid() and not rest.startswith(_START):
+                    raise ProcessLookupError  # it was another's number
                 os.kill(int(pid), 0)  # signal 0 tests whether the process lives
             except ProcessLookupError:
                 shutil.rmtree(folder, ignore_errors=True)
