@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from lrkv_jax.inference import placement, programs
 from lrkv_jax.inference.pages import NULL, PAGE
 from lrkv_jax.inference.request import TokenLogprobs
-from lrkv_jax.inference.sampling import BIASES, PRNG, BatchedSamplingParams, Sampling
+from lrkv_jax.inference.sampling import BIASES, BatchedSamplingParams, Sampling
 from lrkv_jax.inference.schedule import PageMove, Scheduler, SchedulerOutput, Shape
 from lrkv_jax.inference.slots import SlotState, StepInputs
 from lrkv_jax.models.transformer import Unstacked
@@ -280,7 +280,8 @@ def _token_logprobs(sequence, log_p, ids_K, log_p_K):
 
 @lru_cache(maxsize=1024)
 def _key_data(seed):
-    return np.asarray(jax.random.key_data(jax.random.key(seed, impl=PRNG)))
+    """`jax.random.key`'s for a seed of 32 bits; of a longer one it would drop the rest."""
+    return np.array([int(seed) >> 32 & 0xFFFFFFFF, int(seed) & 0xFFFFFFFF], np.uint32)
 
 
 def batched_params(sequences):

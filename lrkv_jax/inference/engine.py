@@ -25,11 +25,20 @@ from lrkv_jax.errors import LrkvError, whole
 from lrkv_jax.inference import placement
 from lrkv_jax.inference.calls import STOPS, Calls, batched_params
 from lrkv_jax.inference.pages import PAGE, Pool
-from lrkv_jax.inference.request import Ids, Phase, Request, RngStream, Sequence, check_tokens
+from lrkv_jax.inference.request import (
+    SEEDS,
+    Ids,
+    Phase,
+    Request,
+    RngStream,
+    Sequence,
+    check_tokens,
+)
 from lrkv_jax.inference.sampling import TOPS, Sampling
 from lrkv_jax.inference.schedule import Scheduler, Shape
 from lrkv_jax.kernels import dispatch
 from lrkv_jax.models.accounting.counts import cache_bytes_per_token, parameter_counts
+from lrkv_jax.models.accounting.serving import PREFILL_CHUNK, reserved_pages
 from lrkv_jax.models.layers import resolve_dtype
 
 # Steps of one call: the host waits for none of them but the last.
@@ -121,7 +130,7 @@ class Engine:
         chunk = min(-(-prefill_chunk // PAGE) * PAGE, each * PAGE)
         # In layers with a window a sequence keeps what that has, and what two calls may write.
         self._ahead = max(chunk, 2 * steps_per_call + 1)
-        span = 0 if window is None else min(each, (window + self._ahead) // PAGE + 2)
+        span = 0 if window is None else reserved_pages(length, window, self._ahead)
         window_pages = batch // shards * span  # of a shard
         of_page, of_window_page = (
             placement.page_bytes(placed, PAGE, kind) if kind in config.windows else 0
@@ -216,6 +225,8 @@ class Engine:
             raise LrkvError(f"logprobs = {request.logprobs}: use 0 to {TOPS}")
         if not isinstance(request.rng.seed, int | np.integer):
             raise LrkvError(f"seed = {request.rng.seed!r}: use a whole number")
+        if not -SEEDS <= request.rng.seed < SEEDS:
+            raise LrkvError(f"seed = {request.rng.seed}: use a number below 2^63")
         min_tokens, stops = request.min_tokens, len(request.stop_token_ids)
         if not 0 <= min_tokens <= max(request.max_tokens, 0):
             raise LrkvError(
@@ -402,5 +413,5 @@ def _prefill_chunk(config):
     """Tokens of prompts that are read at once: memory is linear in it."""
     # A CPU takes as long for a short prompt, and only small models gain by more: 1.2 to 1.3.
     if jax.default_backend() != "cpu":
-        return 512
+        return PREFILL_CHUNK
     return 256 if parameter_counts(config).total < 16_000_000 else 128

@@ -20,11 +20,10 @@ from lrkv_jax.data.conversation import Conversation
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
 from lrkv_jax.inference.answers import Answer, Answering
-from lrkv_jax.inference.request import Ids, RngStream
+from lrkv_jax.inference.request import SEEDS, Ids, RngStream
 from lrkv_jax.inference.request import Sequence as EngineSequence
 from lrkv_jax.inference.trained_run import TrainedRun
 
-_SEEDS = 1 << 63  # what JAX takes
 # Requests that are queued at a time, of each that runs.
 _QUEUED = 2
 # Streams of random numbers between an example's samples; a stream is an int32.
@@ -47,7 +46,7 @@ class Draws:
     samples: int = 1
 
     def __post_init__(self):
-        if not -_SEEDS <= self.seed < _SEEDS:
+        if not -SEEDS <= self.seed < SEEDS:
             raise LrkvError(f"seed = {self.seed}: use a number below 2^63")
 
 

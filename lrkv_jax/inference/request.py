@@ -15,6 +15,9 @@ from lrkv_jax.inference.sampling import Sampling
 Ids = abc.Sequence[int]
 
 
+SEEDS = 1 << 63  # what a key's two words tell apart: from -SEEDS to SEEDS - 1
+
+
 class RngStream(NamedTuple):
     """A stream of random numbers: token n is drawn from the seed, the stream and n alone."""
 

@@ -80,7 +80,8 @@ def _xla(q_BTHK, k_BSGK, v_BSGK, pages_BN, lengths_B, scale, window=None):
         groups, chunk, small_batch = 1, min(S, plans.TILE), False
     else:
         small_batch = online.is_small_batch(T * H // G)
-        chunk = online.default_chunk(S, small_batch, B * G * K, single_sequence=B * G == 1)
+        alone = B * G == 1
+        chunk = online.default_chunk(S, small_batch, B * G * K, pages_BN, single_sequence=alone)
     q_BGNTK = q_BTHK.reshape(B, T, groups, H // groups, -1).transpose(0, 2, 3, 1, 4)
 
     def logits(start):

@@ -1,7 +1,8 @@
 """Softmax averages over a cache in plain XLA, a chunk of slots at a time (online softmax).
 
 Memory is linear in the chunk, and time follows the longest sequence, not the cache's length
-(Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867).
+(Milakov & Gimelshein 2018, https://arxiv.org/abs/1805.02867). On an accelerator a contiguous cache
+is one chunk.
 
 B batch  T queries  S cache slots  c slots of a chunk  X any axes between batch and T
 """
@@ -18,6 +19,8 @@ MASKED = -1e30
 # On a CPU: the most bytes of a chunk's keys in float32, between the least slots and the most; of
 # a sequence alone, whose slots are what XLA splits over threads, there may be more.
 KEYS, LEAST, MOST, MOST_ALONE = 2 << 20, 128, 512, 2048
+# On an accelerator: the slots of a chunk of pages, of which a copy is gathered.
+GATHERED = 2048
 
 
 def first_seen(lengths_B, T):
@@ -30,14 +33,14 @@ def is_small_batch(queries):
     return jax.default_backend() == "cpu" and queries < LEAST
 
 
-def default_chunk(S, small_batch, values, single_sequence=False):
-    """Slots of a chunk that stays in a CPU's cache; all slots elsewhere.
+def default_chunk(S, small_batch, values, pages_BN, single_sequence=False):
+    """Slots of a chunk that stays in a CPU's cache; elsewhere all slots, or `GATHERED` of pages.
 
     `values` are those of a slot's keys over all sequences; many queries read a chunk often.
     With `single_sequence` one product reads the chunk, instead of a batch of them.
     """
     if jax.default_backend() != "cpu":
-        return S
+        return S if pages_BN is None else min(S, GATHERED)
     most = MOST_ALONE if small_batch and single_sequence else MOST
     fitting = min(most, KEYS // (4 * values)) if small_batch else most
     chunk = LEAST
@@ -115,7 +118,7 @@ def attend(logits_of, values_of, lengths_B, *, T, S, chunk, repeats=1, window=No
     """Average cached values under softmax weights, over the slots that each query sees.
 
     logits_of(start) returns float32 [B, X, T, c], values_of(weights_BXTc, start, seen_Bc) a
-    tuple of float32 [B, X, T, W]; `seen_Bc` marks the slots that hold a token of the sequence;
+    tuple of float32 [B, X, T, W]; `seen_Bc` marks the slots that a query of the sequence sees;
     other slots must not reach the sums. Query t sees slots up to `lengths_B` − T + t, with `window`
     only so many, the last ones; with `repeats`, T / repeats queries of each of so many heads follow
     one another.
@@ -131,15 +134,16 @@ def attend(logits_of, values_of, lengths_B, *, T, S, chunk, repeats=1, window=No
         # A last chunk that reaches back repeats slots of the one before.
         new_c = slots_c >= index * chunk
         seen_BTc = (slots_c <= positions_BT[:, :, None]) & new_c
+        seen_Bc = (slots_c < lengths_B[:, None]) & new_c
         if window is not None:
             seen_BTc &= slots_c > positions_BT[:, :, None] - window
+            seen_Bc &= slots_c > positions_BT[:, :1] - window
         seen = seen_BTc.reshape(-1, *[1] * (logits.ndim - 3), T, chunk)
         logits = jnp.where(seen, logits, MASKED)
         peak = logits.max(axis=-1)
         if carry is not None:
             peak = jnp.maximum(peak, carry[0])
         weights = jnp.where(seen, jnp.exp(logits - peak[..., None]), 0.0)
-        seen_Bc = (slots_c < lengths_B[:, None]) & new_c
         total, sums = weights.sum(axis=-1), values_of(weights, start, seen_Bc)
         if carry is not None:
             decay = jnp.exp(carry[0] - peak)
@@ -172,7 +176,7 @@ def attend_factored(
     Returns the averages, [B, T, H, C] and perhaps [B, T, H, R], and the log-sum-exp [B, T, H].
     """
     B, S, small_batch = len(lengths_B), slots_of(common_BSC, pages_BN), is_small_batch(T * H)
-    chunk = default_chunk(S, small_batch, B * widest, single_sequence=B == 1)
+    chunk = default_chunk(S, small_batch, B * widest, pages_BN, single_sequence=B == 1)
 
     def logits(start):
         parts = [

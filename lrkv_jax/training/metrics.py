@@ -22,6 +22,7 @@ from lrkv_jax import files
 from lrkv_jax.config.old_names import metrics_of_today
 from lrkv_jax.distributed.hardware import hardware_of
 from lrkv_jax.errors import LrkvError
+from lrkv_jax.models.layers import resolve_dtype
 from lrkv_jax.training.setup import Setup
 
 FLUSH_SECONDS = 10.0  # how far behind TensorBoard's curves may be
@@ -40,7 +41,8 @@ class Meter:
     def __init__(self, setup: Setup):
         self._setup = setup
         one = hardware_of(setup.mesh.devices.flat[0].device_kind)
-        self._peak = one.bf16_flops * setup.mesh.size if one else None
+        in_bfloat16 = resolve_dtype(setup.config.model.dtype) == "bfloat16"  # the table's only peak
+        self._peak = one.bf16_flops * setup.mesh.size if one and in_bfloat16 else None
         self.restart()
 
     def restart(self) -> None:

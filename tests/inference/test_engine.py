@@ -18,12 +18,14 @@ from support.marks import quick
 from support.meshes import mesh_of
 from support.variants import FIVE, HYBRID, LRKVS, VOCABULARY, error, random_params, small
 
+from lrkv_jax.distributed.hardware import hardware
 from lrkv_jax.errors import LrkvError
 from lrkv_jax.inference import Engine, Sampling
 from lrkv_jax.inference.calls import batched_params
 from lrkv_jax.inference.pages import PAGE
 from lrkv_jax.inference.request import Request, RngStream, Sequence
 from lrkv_jax.inference.sampling import likeliest, sample
+from lrkv_jax.models.accounting.serving import serving
 from lrkv_jax.models.attention import MLA
 
 LRKV = FIVE["lrkv"]
@@ -217,6 +219,17 @@ def test_the_report_sums_live_buffers(engine):
     assert report.cache_bytes_per_token_formula == 2 * (8 + 4 * 3) * 4 + 4 * 4
     # Eight pages, and the page that nobody has.
     assert report.cache_bytes == per_token * PAGE * (8 + 1)
+
+
+@pytest.mark.parametrize("length", [100, 1000])
+@pytest.mark.parametrize("pattern", [None, "SSSG"])
+def test_a_plan_s_cache_of_a_sequence_is_what_the_engine_allocates(pattern, length):
+    model = {"layers": 4, "layers_pattern": pattern, "window": 70, "dtype": "bfloat16"}
+    engine = engine_of(LRKV, model=model, length=length)
+    leaves = jax.tree.leaves(engine.calls.cache())
+    nbytes = sum(leaf.nbytes // len(leaf) * (len(leaf) - 1) for leaf in leaves)  # no null page
+    planned = serving(engine.config, hardware("h200"), length, prefill_chunk=128)
+    assert nbytes == len(PROMPTS) * planned.cache_per_sequence
 
 
 def given(other):

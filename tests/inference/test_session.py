@@ -1,5 +1,6 @@
 """A request that is appended to goes on as if all were its prompt; scores are the forward's."""
 
+import jax
 import numpy as np
 import pytest
 from support.engines import PROMPTS, SHARED, engine_of, whole_logits
@@ -7,7 +8,9 @@ from support.marks import quick
 from support.variants import FIVE, VOCABULARY, random_tokens
 
 from lrkv_jax.inference import Sampling
+from lrkv_jax.inference.calls import _key_data
 from lrkv_jax.inference.request import RngStream
+from lrkv_jax.inference.sampling import PRNG
 
 MORE = [random_tokens(n, seed=50 + n).tolist() for n in (3, 19, 2, 6)]
 
@@ -104,6 +107,10 @@ def test_a_text_draws_from_its_stream_whatever_row_it_is_in(engine):
     alone = engine.submit(PROMPTS[0], 8, sampling=Sampling(1.0), rng=RngStream(4, 1))
     engine.finish([alone])
     assert alone.output_ids == other
+    seeds = 7, 2**32 + 7, -7, 2**32 - 7, 2**63 - 7
+    keys = {seed: tuple(_key_data(seed).tolist()) for seed in seeds}
+    assert len(set(keys.values())) == 5, "no seed is another's"
+    assert keys[7] == tuple(jax.random.key_data(jax.random.key(7, impl=PRNG)).tolist())
 
 
 def test_each_token_of_a_text_is_drawn_by_its_own_place(engine):

@@ -1,8 +1,13 @@
 """The XLA paths against the definitions in float64."""
 
+import math
+from functools import partial
+
+import jax
 import numpy as np
 import pytest
 from support.decode_cases import compare, grouped_case, latent_case, lrkv_case, private_case
+from support.jaxprs import equations
 from support.marks import quick
 
 from lrkv_jax.errors import LrkvError
@@ -50,26 +55,36 @@ def test_the_xla_path_meets_float64_and_what_was_never_written_is_ignored(name, 
     assert max(compare(case.poisoned().run(impl="xla"), case.truth())) < 1e-5
 
 
-PAGED = {"lengths": [150, 64, 0], "S": 192}
-SLOW = pytest.mark.slow
+PAGED = {
+    "grouped": partial(grouped_case, H=2, G=1, K=8),
+    "latent": partial(latent_case, H=2, C=8, P=4),
+    "private": partial(private_case, mode="full", H=2, G=1, K=8, R=3),
+    "lrkv": partial(lrkv_case, H=2, K=8, R=3),
+}
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(grouped_case(**PAGED, H=2, G=1, K=8), id="grouped", marks=SLOW),
-        pytest.param(latent_case(**PAGED, H=2, C=8, P=4), id="latent", marks=SLOW),
-        pytest.param(private_case(**PAGED, mode="full", H=2, G=1, K=8, R=3), id="private",
-                     marks=SLOW),
-        pytest.param(lrkv_case(**PAGED, H=2, K=8, R=3), id="lrkv"),
-    ],
-)  # fmt: skip
-def test_the_xla_path_reads_pages_to_a_contiguous_caches_bits(case, chunks):
+@pytest.mark.parametrize("name", quick("lrkv", slow=PAGED))
+def test_the_xla_path_reads_pages_to_a_contiguous_caches_bits(name, chunks):
     """In chunks of two pages, of three."""
     chunks(128)
-    case = case.poisoned()
+    case = PAGED[name]([150, 64, 0], S=192).poisoned()
     for paged, whole in zip(case.paged().run(impl="xla"), case.run(impl="xla"), strict=True):
         assert np.array_equal(paged, whole) and np.isfinite(whole).all()
+
+
+@pytest.mark.parametrize("name", PAGED)
+def test_an_accelerator_gathers_a_chunk_of_pages_whatever_the_longest_request_is(name, monkeypatch):
+    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
+    case = PAGED[name]([150, 64, 0], S=2048).paged()
+
+    def largest(pages_BN):
+        program = partial(case.program(impl="xla"), pages_BN=pages_BN)
+        jaxpr = jax.make_jaxpr(program)(*case.arrays, case.lengths_B).jaxpr
+        shapes = [out.aval.shape for one in equations(jaxpr) for out in one.outvars]
+        # In `full` there are the residual's logits, [S, B, T, H].
+        return max(math.prod(shape) for shape in shapes if shape[:1] != (64 * pages_BN.shape[1],))
+
+    assert largest(np.tile(case.pages_BN, 16)) <= largest(case.pages_BN)
 
 
 def test_an_implementation_that_is_unknown_or_without_its_gpu_is_one_line():
@@ -78,3 +93,5 @@ def test_an_implementation_that_is_unknown_or_without_its_gpu_is_one_line():
     with pytest.raises(LrkvError, match="cannot run as mosaic: .*; use xla") as error:
         CASES["mha"].run(impl="mosaic")
     assert "\n" not in str(error.value)
+    with pytest.raises(LrkvError, match="cannot run as interpret: it reads no windows; use xla"):
+        CASES["mha"].run(impl="interpret", window=8)

@@ -148,6 +148,7 @@ def test_right_guesses_about_a_run_work(finished_run):
         (lambda: run.generate(["The"]), "the prompt is a list: give a text"),
         (lambda: run.logits(3), "the prompt is a int: give a text"),
         (lambda: run.generate("The", 3, seed="x"), "seed = 'x': use a whole number"),
+        (lambda: run.generate("The", 3, seed=2**63), "seed = 9223372036854775808: use a number b"),
         (lambda: run.apply({}, [[3, 4]]), "the parameters are another model's: blocks"),
         (lambda: run.apply(run.params, [[50256]]), "tokens has the token id 50256"),
         (lambda: run.apply(run.params, [3, 4]), r"int32\[2\]: give token ids \[batch, positions"),

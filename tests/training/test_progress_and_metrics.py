@@ -118,15 +118,19 @@ def test_a_log_that_resumes_has_each_step_once_in_order(tmp_path):
     assert [row["step"] for row in read_metrics(tmp_path)] == [1, 2, 3, 4, 7]
 
 
-def test_a_row_s_speed_is_by_its_own_time_and_the_devices_datasheet(monkeypatch):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_row_s_speed_is_by_its_own_time_and_the_devices_datasheet(monkeypatch, dtype):
+    """Which has one peak, that of bfloat16."""
     times = iter([10.0, 11.5, 12.0])  # the row before, until the host waits, until it is there
     monkeypatch.setattr("time.perf_counter", lambda: next(times))
     device = SimpleNamespace(device_kind="NVIDIA H200")
     setup = MagicMock(tokens_per_step=1000, flops_per_token=5e9)
     setup.mesh = SimpleNamespace(devices=np.array([device, device]), size=2)
+    setup.config.model.dtype = dtype
     row = Meter(setup).row(3, {"loss": jnp.float32(2)})
     assert [row[key] for key in ("tokens_per_second", "seconds", "host_share")] == [500, 2, 0.75]
-    assert row["mfu"] == pytest.approx(500 * 5e9 / (2 * 989.5e12), rel=1e-12)
+    mfu = pytest.approx(500 * 5e9 / (2 * 989.5e12), rel=1e-12)
+    assert row["mfu"] == (mfu if dtype == "bfloat16" else None)
 
 
 def test_a_name_or_what_jax_calls_a_device_finds_it():

@@ -146,14 +146,21 @@ def cache_allocated_bytes_per_token(model: ModelConfig, itemsize: int = CACHE_IT
 
 
 def cache_allocated_bytes(model: ModelConfig, length: int, itemsize: int = CACHE_ITEMSIZE) -> int:
-    """Allocated bytes of a sequence of `length` tokens, of which windows keep their last ones."""
+    """Allocated bytes of a sequence of `length` tokens, of which windows see their last ones.
+
+    An engine's windows keep more: `serving` has what it reserves.
+    """
 
     def of_kind(kind: ModelConfig) -> int:
-        each = 1 if kind.kv_cache_dtype == "int8" else itemsize  # what is padded are rows
-        padding = kind.attention.cache_padding_values(kind) * each
-        return (_layer_bytes(kind, itemsize) + padding) * min(length, kind.window or length)
+        return layer_allocated_bytes(kind, itemsize) * min(length, kind.window or length)
 
     return over_layers(model, of_kind)
+
+
+def layer_allocated_bytes(kind: ModelConfig, itemsize: int = CACHE_ITEMSIZE) -> int:
+    """Bytes of a token's slot in the cache of one layer of this kind, padding included."""
+    each = 1 if kind.kv_cache_dtype == "int8" else itemsize  # what is padded are rows
+    return _layer_bytes(kind, itemsize) + kind.attention.cache_padding_values(kind) * each
 
 
 def cache_fraction(model: ModelConfig) -> float:

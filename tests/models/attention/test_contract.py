@@ -238,6 +238,28 @@ def test_batch_padding_and_leftovers_change_nothing(name):
 
 
 @pytest.mark.parametrize(
+    "name", quick("gqa-window", slow=[name for name in CHANGED if name.endswith("-window")])
+)
+def test_pages_before_a_window_may_hold_anything(name):
+    """One token, a few, and more than decode kernels take, up to the end of the last page."""
+    layer, page, pages = model_of(name).blocks[0].attention, 5, 8  # a page is a tile of prefill
+    x_BTD = np.float32(np.random.default_rng(6).standard_normal((1, 9, WIDTH)))
+
+    @jax.jit
+    def last_tokens(layer, x_BTD, content):
+        start = pages * page - x_BTD.shape[1]
+        unseen = (start - layer.config.window + 1) // page
+        pool = layer.init_cache(pages, page, jnp.float32)
+        pool = jax.tree.map(lambda leaf: (leaf + 0.5).at[:unseen].set(content), pool)
+        return layer.decode(x_BTD, pool, jnp.array([start]), jnp.arange(pages)[None])[0]
+
+    for T in (1, 7, 9):
+        clean_BTD, foreign_BTD = (last_tokens(layer, x_BTD[:, :T], n) for n in (1.0, jnp.nan))
+        assert np.isfinite(clean_BTD).all(), T
+        np.testing.assert_array_equal(foreign_BTD, clean_BTD)
+
+
+@pytest.mark.parametrize(
     ("name", "cache", "message"),
     [
         ("lrkv-full-odd_rank", ("mha", 3, None), "cache is a GroupedCache.* is a LowRankCache"),
