@@ -152,7 +152,7 @@ def parse_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> list[tuple[
     """The dotted key and the value of each override that `load_config` takes."""
     if isinstance(overrides, Mapping):
         return list(_dotted(overrides))
-    changes = []
+    changes: list[tuple[str, Any]] = []
     for text in [overrides] if isinstance(overrides, str) else overrides:
         key, value = _parse_override(text)
         # A group keeps the settings that its mapping does not name; variants are all replaced.

@@ -22,11 +22,11 @@ PLAN = {
 BUDGET = {
     "config": 1811, "models": 3284, "kernels": 2942, "optim": 429, "distributed": 1535,
     "training": 3246, "data": 3371, "inference": 3012, "serving": 1831, "evaluation": 1592,
-    "interop": 2367, "cli": 1723, "lab": 7753, "": 262,
+    "interop": 2367, "cli": 1723, "lab": 7752, "": 262,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 21_993, 3_793, 814
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 22_000, 3_793, 814
 
 
 def lines_of(path):

@@ -1,7 +1,6 @@
 """A benchmark's report: which variants are compared, where it was measured, and its files."""
 
 import datetime
-import json
 import math
 import os
 import platform
@@ -185,5 +184,5 @@ def command(
 def save(report: dict[str, Any], folder: str | Path) -> Path:
     """Write BENCHMARK_BACKEND.json."""
     path = Path(folder) / f"{report['benchmark']}_{report['backend']}.json"
-    files.write(path, json.dumps(as_json(report), indent=1) + "\n")
+    files.write_json(path, as_json(report))
     return path

@@ -1,12 +1,19 @@
 """A tiny comparison of serving from end to end."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 
 from lrkv_jax.lab.bench.report import save
 from lrkv_jax.lab.bench.serve import ServeBenchmark, random_trace, run, tables
+
+
+def test_the_file_of_a_report_is_json_where_an_error_has_no_bound(tmp_path):
+    wrong = {"benchmark": "decode", "backend": "cpu", "rows": [], "error": math.inf}
+    found = json.loads(save(wrong, tmp_path).read_text(), parse_constant=pytest.fail)
+    assert found["error"] is None
 
 
 @pytest.mark.slow
