@@ -165,6 +165,31 @@ def test_of_what_can_be_copied_the_page_says_what_further_seeds_have(pages):
     assert said.format(differences(pages.of_test), *of_each) in results
 
 
+def test_the_page_says_what_rates_found_at_the_whole_length_change(pages):
+    results = " ".join((EXPERIMENTS.parent / "docs/results.md").read_text().split())
+    folder, part, of_bits = EXPERIMENTS / "results/mechanism", pages.design.LENGTH, {}
+    for run in pages.runs.kept(folder / part.runs):
+        if run["steps"] == part.rate_steps:
+            bits = [
+                pages.design.bits_per_byte(run["documents"][split]) for split in ("tune", "test")
+            ]
+            of_bits.setdefault(run["variant"], {}).setdefault(run["rate"], []).append(bits)
+    best, test = {}, {}
+    for name in part.variants:
+        both = {rate: np.mean(two, axis=0) for rate, two in of_bits[name].items() if len(two) == 2}
+        best[name] = min(both, key=lambda rate: both[rate][0])
+        assert min(both) < best[name] < max(both), "no end of what was tried"
+        test[name] = both[best[name]][1]
+    assert best == dict.fromkeys(part.variants, 0.0071) | {"mha": 0.01}
+    now = {name: test[name] - test["mha"] for name in part.variants[1:]}
+    said = "the shared path is {shared:.3f} above MHA on `test`, the paper's LRKV {lrkv_full:.3f},"
+    said = said.format(**now) + f" rotated latents {-now['lrkv_latent']:.3f} below"
+    assert f"{said}: all within 0.004 of the table's." in results
+    kept = [r for r in pages.runs.kept(folder / "runs.jsonl") if r["steps"] == 1953]
+    table = pages.to_mha(pages.values_of(pages.design.FACTORIAL, kept, pages.of_test))
+    assert all(abs(now[name] - table[name].difference) < 0.004 for name in now)
+
+
 def test_of_steps_the_page_says_how_many_longer_runs_saved_some(pages):
     results, saved = (EXPERIMENTS.parent / "docs/results.md").read_text(), []
     for part in (pages.design.FACTORIAL, pages.design.SIZE, pages.design.HYBRIDS):
