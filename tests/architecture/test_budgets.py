@@ -26,7 +26,7 @@ BUDGET = {
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the
 # plugin for vLLM.
-ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 22_025, 3_793, 814
+ENTRIES, FILES, TESTS, EXPERIMENTS, PLUGIN = 16, 230, 22_028, 3_793, 814
 
 
 def lines_of(path):

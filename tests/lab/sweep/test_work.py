@@ -138,7 +138,10 @@ def test_a_stopped_sweep_lets_its_run_save_and_goes_on_later(tmp_path, stand_in,
         f"work.LRKV = {STAND_IN!r}; "
         f"sys.argv = ['lrkv', 'sweep', *{arguments!r}, '--tasks', 'bpb']; cli.main()"
     )
-    swept = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    swept = subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup ignores SIGHUP
+    )  # fmt: skip
     mla = tmp_path / "mla"
     wait_until((mla / "waits").exists, 60)
     swept.send_signal(number)
