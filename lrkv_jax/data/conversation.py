@@ -137,7 +137,7 @@ def without_empty_answers(messages: Sequence[Mapping[str, Any]]) -> list[Mapping
         empty = message["role"] == "assistant" and not message["content"]
         around = dropped and kept and kept[-1]["role"] == message["role"] == "user"
         if around and message["content"]:
-            content = f"{kept[-1]['content']}\n\n{message['content']}"
+            content = kept[-1]["content"] + _EMPTY_LINE.text + message["content"]
             kept[-1] = {**message, "content": content}
         elif not empty:
             kept.append(message)

@@ -21,7 +21,7 @@ PLAN = {
 # The lines that each package may have.
 BUDGET = {
     "config": 1811, "models": 3284, "kernels": 2942, "optim": 429, "distributed": 1535,
-    "training": 3246, "data": 3371, "inference": 3012, "serving": 1831, "evaluation": 1592,
+    "training": 3246, "data": 3377, "inference": 3012, "serving": 1831, "evaluation": 1592,
     "interop": 2367, "cli": 1723, "lab": 7752, "": 262,
 }  # fmt: skip
 # Entries directly under the package, its files, and the lines of tests, of experiments and of the

@@ -222,15 +222,21 @@ def remove_abandoned(target: Path) -> None:
     prefix = f".building-{target.name}.{socket.gethostname()}."
     for folder in target.parent.iterdir() if target.parent.is_dir() else ():
         pid, _, rest = folder.name.removeprefix(prefix).partition(".")
-        if folder.name.startswith(prefix) and pid.isdecimal():
-            try:
-                if int(pid) == os.getpid() and not rest.startswith(_START):
-                    raise ProcessLookupError  # it was another's number
-                os.kill(int(pid), 0)  # signal 0 tests whether the process lives
-            except ProcessLookupError:
-                shutil.rmtree(folder, ignore_errors=True)
-            except PermissionError:
-                pass
+        if folder.name.startswith(prefix) and pid.isdecimal() and not _works(int(pid), rest):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _works(pid: int, started: str) -> bool:
+    """Whether a process of this machine that began a folder is still there."""
+    if pid == os.getpid():
+        return started.startswith(_START)
+    try:
+        os.kill(pid, 0)  # signal 0 tests whether the process lives
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 @contextlib.contextmanager
